@@ -1,4 +1,4 @@
-"""The README and the documentation run: every Python block, page by page, in one namespace a page."""
+"""The README and the documentation run: every Python block, page by page."""
 
 import re
 from pathlib import Path
