@@ -34,7 +34,7 @@ types: .venv/.dev .venv/.test ## pyright's rules, from a package that brings its
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 docs: .venv/.docs ## the site (in site/), strictly
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: .venv/.test ## side-by-side timings
 	$(BIN)/python -m benchmarks
