@@ -1,9 +1,14 @@
-"""The README and the documentation run: every Python block, page by page."""
+"""The documentation runs: every Python block of README and docs, every example of a docstring."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
+
+import pmd
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,3 +42,16 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         above = "\n" * text.count("\n", 0, match.start("code"))
         code = re.sub(rf"^{match['indent']}", "", match["code"], flags=re.M)
         exec(compile(above + code, str(page), "exec"), names)
+
+
+def modules() -> list[str]:
+    return sorted(module.name for module in pkgutil.walk_packages(pmd.__path__, "pmd."))
+
+
+@pytest.mark.parametrize("module", modules())
+def test_docstring_examples_run(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
