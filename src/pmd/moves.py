@@ -1,0 +1,280 @@
+"""Moving the particles: fit a density, draw from it, weigh the draws, and check them.
+
+How far to trust a fit: the exact iterate can be evaluated for the price p = rows seen / N, so a
+fit is kept where its held-out error and an audit of a few draws are small, its draws are weighed
+exactly where they are larger, and where the fit is poor the particles walk under the exact
+iterate instead.  The error borne grows with the price.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pmd import exact as exact_iterate
+from pmd.likelihood import Blocks
+from pmd.mirror import State, log_weights, relocate
+from pmd.problem import Flat
+from pmd.weights import ess
+
+PyTree = Any
+
+AUDITED = 64  # draws whose log q is evaluated exactly after a fit
+REWEIGH, WALK, GROW = 0.1, 0.35, 0.2  # nats per sqrt(d) of held-out error
+LARGE = 500  # coefficients of a quadratic above which only the last steps are checked
+
+
+class MoveInfo(NamedTuple):
+    """What a move did."""
+
+    action: str  # "fit", "reweigh" or "walk"
+    density: Any  # what was fitted
+    error: float  # held-out error of log q, nats
+    audit: float  # largest error of log q at audited draws, nan where none was made
+    ess: float  # relative effective sample size after the move
+    count: int  # particles after the move
+    evaluations: float  # likelihood evaluations spent on checks, in passes of one particle
+    seconds: float
+    walk_seconds: float = 0.0
+    likelihood_seconds: float = 0.0
+    bad: int = 0
+
+
+@dataclass(frozen=True)
+class Redraw:
+    """Fit and draw as one traceable function, for densities that allow it (strategy 2)."""
+
+    flat: Flat
+    density: Any
+
+    def __call__(self, key: Array, state: State, count: Array) -> State:
+        """New particles from the fitted density; the density drawn from is the one meant."""
+        fit_key, draw_key, mix_key = jax.random.split(key, 3)
+        capacity = len(state.theta)
+        fitted = self.fitted(fit_key, state)
+        draws = fitted.draw(draw_key, capacity)
+        mixed = jax.random.permutation(mix_key, capacity)  # only the first `count` are kept
+        theta = draws.theta[mixed].astype(state.theta.dtype)
+        log_f, log_q = draws.log_f[mixed], draws.log_q[mixed]
+        return relocate(state, theta, log_q, log_f, self.flat.log_prior(theta), count)
+
+    def fitted(self, key: Array, state: State) -> Any:
+        """The density fitted to the particles of a state."""
+        log_w = log_weights(state)
+        return self.density.fit(key, state.theta, state.log_q, log_w, num_draws=len(log_w))
+
+
+@partial(jax.jit, static_argnames="redraw")
+def redrawn(redraw: Redraw, key: Array, state: State, count: Array) -> tuple[State, Any]:
+    """One traceable move, compiled, and the density it drew from."""
+    return redraw(key, state, count), redraw.fitted(jax.random.split(key, 3)[0], state)
+
+
+def live(state: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Particles in use, log q and log-weights, as float64 on the host."""
+    count = int(state.count)
+    theta = np.asarray(state.theta, np.float64)[:count]
+    log_q = np.asarray(state.log_q, np.float64)[:count]
+    return theta, log_q, log_q - np.asarray(state.log_p0, np.float64)[:count]
+
+
+def padded(array: np.ndarray, capacity: int, fill: float | np.ndarray) -> np.ndarray:
+    """An array with rows added up to `capacity`."""
+    extra = np.broadcast_to(np.asarray(fill, array.dtype), (capacity - len(array), *array.shape[1:]))
+    return np.concatenate([array, extra])
+
+
+def place(
+    flat: Flat,
+    state: State,
+    theta: np.ndarray,
+    log_q: np.ndarray,
+    log_p0: np.ndarray,
+    log_prior: np.ndarray | None = None,
+) -> State:
+    """A state with the given particles, padded to the capacity of the one before."""
+    capacity, kind = len(state.theta), state.theta.dtype
+    count = jnp.asarray(len(theta), jnp.int32)
+    points = jnp.asarray(padded(np.asarray(theta, kind), capacity, theta[0]))
+    prior = (
+        flat.log_prior(points)
+        if log_prior is None
+        else jnp.asarray(padded(np.asarray(log_prior, kind), capacity, 0.0))
+    )
+    q = jnp.asarray(padded(np.asarray(log_q, kind), capacity, -np.inf))
+    p0 = jnp.asarray(padded(np.asarray(log_p0, kind), capacity, 0.0))
+    return relocate(state, points, q, p0, prior, count)
+
+
+@dataclass
+class Mover:
+    """Everything a move needs that stays the same during a run."""
+
+    flat: Flat
+    blocks: Blocks
+    density: Any
+    exact: str  # "auto", "never", "always"
+    num_particles: int
+    most: int = 4  # times num_particles: what the number may grow to while fits are poor
+
+    @property
+    def dimension(self) -> int:
+        """The number of coordinates."""
+        return self.flat.dimension
+
+    @property
+    def large(self) -> bool:
+        """Whether checks are left to the last exact steps: too many coordinates to walk in."""
+        return (self.dimension + 1) * (self.dimension + 2) // 2 > LARGE
+
+    def tolerance(self) -> float:
+        """The held-out error above which fits count as poor and particles are added."""
+        return GROW * float(np.sqrt(self.dimension))
+
+    def next_count(self, now: int, error: float) -> int:
+        """Twice as many particles while fits are poor, half while they are very good."""
+        if self.most == 1:
+            return now
+        tolerance = self.tolerance()
+        if not error <= tolerance:
+            return min(2 * now, self.most * self.num_particles)
+        return max(self.num_particles, now // 2) if error < tolerance / 3 else now
+
+    def move(
+        self,
+        key: Array,
+        state: State,
+        rows: PyTree,
+        count: int,
+        previous: MoveInfo | None = None,
+        exact_next: bool = False,
+        allowance: float = np.inf,
+    ) -> tuple[State, MoveInfo]:
+        """Fit, draw `count` particles, weigh, check.
+
+        Args:
+            exact_next: the next step makes the weights exact anyway, so nothing is checked.
+            allowance: likelihood evaluations that the checks may cost.
+        """
+        began = time.perf_counter()
+        if self.density.jittable:
+            redraw = Redraw(self.flat, self.density)
+            state, fitted = redrawn(redraw, key, state, jnp.asarray(count, jnp.int32))
+            action, audit, spent, bad = "fit", np.nan, 0.0, 0
+            return state, self.info(action, fitted, audit, state, spent, began, bad)
+        fit_key, draw_key, check_key = jax.random.split(key, 3)
+        theta, log_q, log_w = live(state)
+        fitted = self.density.fit(
+            fit_key, theta, log_q, log_w,
+            num_draws=count, previous=previous.density if previous else None,
+        )  # fmt: skip
+        it = exact_iterate.iterate(state)
+        price = float(it.seen) / len(state.row_weights)
+        checked = self.exact != "never" and price > 0 and not self.large
+        root = float(np.sqrt(self.dimension))
+        poor = not fitted.error < WALK * root * (1 + price / 2)
+        if checked and poor and price * 2 * self.num_particles * 13 <= allowance:
+            state, walk = self.walk(check_key, state, it, rows, 2 * self.num_particles)
+            return state, walk._replace(
+                density=fitted, error=float(fitted.error), seconds=time.perf_counter() - began
+            )
+        draws = fitted.draw(draw_key, count)
+        state = place(self.flat, state, draws.theta, draws.log_q, draws.log_f)
+        action, audit, spent, bad = "fit", np.nan, 0.0, 0
+        begun = time.perf_counter()
+        if checked and not exact_next and price * (count + AUDITED) <= allowance:
+            state, action, audit, spent, bad = self.check(
+                check_key, state, it, rows, REWEIGH * root * (1 + 2 * price), float(fitted.error)
+            )
+        info = self.info(action, fitted, audit, state, spent, began, bad)
+        return state, info._replace(likelihood_seconds=time.perf_counter() - begun)
+
+    def info(
+        self, action: str, fitted: Any, audit: float, state: State, spent: float, began: float,
+        bad: int,
+    ) -> MoveInfo:  # fmt: skip
+        """The record of a move."""
+        count = int(state.count)
+        share = float(ess(log_weights(state))) / count
+        error = float(np.asarray(fitted.error))
+        seconds = time.perf_counter() - began
+        return MoveInfo(action, fitted, error, audit, share, count, spent, seconds, bad=bad)
+
+    def check(
+        self, key: Array, state: State, it: Any, rows: PyTree, limit: float, error: float
+    ) -> tuple[State, str, float, float, int]:
+        """Audit the draws, and weigh all of them exactly where the fit does not hold."""
+        theta, log_q, log_w = live(state)
+        price = float(it.seen) / len(state.row_weights)
+        audit, spent = np.nan, 0.0
+        wrong = self.exact == "always" or not error < limit
+        if not wrong:
+            chosen = audited(key, log_w)
+            exact, _ = self.evaluate(it, rows, theta[chosen], len(state.theta))
+            audit = audit_error(log_q, log_q[chosen], exact, self.dimension)
+            spent += len(chosen) * price
+            wrong = not audit <= 3 * limit
+        if not wrong:
+            return state, "fit", audit, spent, 0
+        exact, bad = self.evaluate(it, rows, theta, len(state.theta))
+        log_p0 = np.asarray(state.log_p0, np.float64)[: len(theta)]
+        prior = np.asarray(state.log_prior)[: len(theta)]
+        if bad == 0 and np.isfinite(exact).any():
+            shift = np.max(exact) - np.max(log_q)
+            state = place(self.flat, state, theta, exact - shift, log_p0, prior)
+        return state, "reweigh", audit, spent + len(theta) * price, bad
+
+    def evaluate(
+        self, it: Any, rows: PyTree, theta: np.ndarray, capacity: int
+    ) -> tuple[np.ndarray, int]:
+        """The exact log q at some vectors (relative to the reference), through one program."""
+        points = jnp.asarray(padded(np.asarray(theta, it.reference.dtype), capacity, theta[0]))
+        count = jnp.asarray(len(theta), jnp.int32)
+        value, _, sums = exact_iterate.log_density(self.flat, self.blocks, it, rows, points, count)
+        return np.asarray(value, np.float64)[: len(theta)], int(sums.bad)
+
+    def walk(
+        self, key: Array, state: State, it: Any, rows: PyTree, count: int
+    ) -> tuple[State, MoveInfo]:
+        """Resample to `count` particles and let them walk under the exact iterate."""
+        began = time.perf_counter()
+        count = min(count, len(state.theta))
+        end, log_prior = exact_iterate.walk(
+            self.flat, self.blocks, key, state, it, rows, count
+        )
+        theta, log_q = np.asarray(end.theta), np.asarray(end.log_q - end.offset, np.float64)
+        state = place(self.flat, state, theta, log_q, log_q, np.asarray(log_prior))
+        price = float(it.seen) / len(state.row_weights)
+        seconds = time.perf_counter() - began
+        spent = count * price * (1 + int(end.sweeps))
+        return state, MoveInfo(
+            "walk", None, np.nan, np.nan, 1.0, count, spent, seconds, seconds, bad=int(end.bad)
+        )
+
+
+def audited(key: Array, log_w: np.ndarray) -> np.ndarray:
+    """Numbers of the draws to audit: half by weight, half evenly."""
+    seed = np.asarray(jax.random.key_data(key)).ravel()
+    random = np.random.default_rng([int(s) for s in seed])
+    w = np.exp(log_w - log_w.max())
+    half = min(AUDITED // 2, len(log_w))
+    by_weight = random.choice(len(log_w), half, p=w / w.sum())
+    return np.unique(np.r_[by_weight, random.choice(len(log_w), half)])
+
+
+def audit_error(
+    log_q: np.ndarray, fitted: np.ndarray, exact: np.ndarray, dimension: int
+) -> float:
+    """The largest error of log q at audited draws that matter, up to a common constant."""
+    error = exact - fitted
+    upper = fitted >= np.median(fitted)
+    reference = np.median(error[upper])
+    if not np.isfinite(reference):
+        return np.inf
+    alive = fitted + error - reference > log_q.max() - 6 - dimension / 2
+    return float(np.abs(error - reference)[alive].max()) if alive.any() else np.inf
