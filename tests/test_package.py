@@ -1,5 +1,6 @@
 """The package as it is installed: names, what an import costs, extras, the lock."""
 
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -33,9 +34,10 @@ def test_unknown_names_are_refused() -> None:
         pmd.fitt  # noqa: B018
 
 
-def test_fit_stays_a_function_whoever_imports_its_module_first() -> None:
-    code = "import pmd.fit, pmd; from pmd import fit; print(callable(pmd.fit), callable(fit))"
-    assert python(code).split() == ["True", "True"]
+def test_no_module_hides_a_public_name() -> None:
+    """A submodule, once imported, is an attribute of the package: it must not be called like one."""
+    modules = {module.name for module in pkgutil.iter_modules(pmd.__path__)}
+    assert modules & set(pmd.__all__) == {"densities", "schedules"}
 
 
 def test_version_is_the_installed_one() -> None:

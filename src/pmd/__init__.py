@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from pmd import densities, schedules
     from pmd.certificate import Certificate
     from pmd.errors import PmdError
-    from pmd.fit import fit
+    from pmd.fitting import fit
     from pmd.mirror import mirror_descent
     from pmd.posterior import Posterior
     from pmd.problem import Problem
@@ -40,7 +40,7 @@ _HOMES = {
     "Posterior": "posterior",
     "Problem": "problem",
     "every_step": "rejuvenate",
-    "fit": "fit",
+    "fit": "fitting",
     "load": "storage",
     "mirror_descent": "mirror",
     "never": "rejuvenate",
@@ -61,3 +61,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"pmd.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
