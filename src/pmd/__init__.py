@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pmd.certificate import Certificate
     from pmd.errors import PmdError
     from pmd.fitting import fit
-    from pmd.mirror import mirror_descent
+    from pmd.algorithm import mirror_descent
     from pmd.posterior import Posterior
     from pmd.problem import Problem
     from pmd.rejuvenate import every_step, never, switch, when_degenerate
@@ -42,7 +42,7 @@ _HOMES = {
     "every_step": "rejuvenate",
     "fit": "fitting",
     "load": "storage",
-    "mirror_descent": "mirror",
+    "mirror_descent": "algorithm",
     "never": "rejuvenate",
     "switch": "rejuvenate",
     "when_degenerate": "rejuvenate",

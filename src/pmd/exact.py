@@ -21,6 +21,7 @@ from pmd.problem import Flat
 PyTree = Any
 
 NEAR = 0.7  # share of proposals along differences between neighbours, so that modes keep to themselves
+WHOLE = 0.3  # share of the other proposals that are whole differences: from mode to mode
 CANDIDATES = 12  # among which the nearest counts as a neighbour
 ACCEPTANCE = 0.25  # that the scale of the proposals is steered to
 MOVED, TRAVELLED = 0.95, 2.0  # a walk ends when this share moved, and this many steps were accepted each
@@ -137,17 +138,18 @@ def walk(
         return (w.sweeps < most) & ~arrived & (w.bad == 0)
 
     def sweep(w: Walk) -> Walk:
-        sweep_key = jax.random.fold_in(key, w.sweeps + 1)
-        order_key, *half_keys = jax.random.split(sweep_key, 3)
+        order_key, half_key = jax.random.split(jax.random.fold_in(key, w.sweeps + 1))
         order = jax.random.permutation(order_key, count)
         chol = whitening(w.theta)
-        rate = zero
-        for mine, others, k in (
-            (order[: count // 2], order[count // 2 :], half_keys[0]),
-            (order[count // 2 :], order[: count // 2], half_keys[1]),
-        ):
-            w, accepted = half_sweep(flat, blocks, k, w, it, rows, mine, others, chol)
-            rate = rate + accepted / 2
+
+        def half(k: Array, carry: tuple[Walk, Array]) -> tuple[Walk, Array]:
+            w, rate = carry
+            turned = jnp.roll(order, k * (count // 2))
+            half_sweep_key = jax.random.fold_in(half_key, k)
+            w, accepted = half_sweep(flat, blocks, half_sweep_key, w, it, rows, turned, chol)
+            return w, rate + accepted / 2
+
+        w, rate = jax.lax.fori_loop(0, 2, half, (w, zero))
         return w._replace(
             scale=w.scale * jnp.exp(rate - ACCEPTANCE),
             travelled=w.travelled + rate,
@@ -177,39 +179,39 @@ def half_sweep(
     w: Walk,
     it: Iterate,
     rows: PyTree,
-    mine: Array,
-    others: Array,
+    order: Array,
     chol: Array,
 ) -> tuple[Walk, Array]:
-    """Propose and decide for one half; returns the accepted share of the neighbourly proposals.
+    """Propose and decide for the first half of `order`; the accepted share of near proposals.
 
     The increment is drawn from the other half alone, with a random sign, so it is symmetric.
     """
-    n, d = len(mine), w.theta.shape[1]
-    keys = jax.random.split(key, 9)
-    pick = partial(jax.random.randint, minval=0, maxval=len(others))
-    a = others[pick(keys[0], (n,))]
-    some = others[pick(keys[1], (n, CANDIDATES))]
+    n, d = len(order) // 2, w.theta.shape[1]
+    mine, others = order[:n], order[n:]
+    kind = w.theta.dtype
+    uniform_key, normal_key = jax.random.split(key)
+    u = jax.random.uniform(uniform_key, (n, 5 + CANDIDATES), kind)
+    z = jax.random.normal(normal_key, (n, 1 + d), kind)
+    pick = jnp.minimum((u[:, 4:] * len(others)).astype(jnp.int32), len(others) - 1)
+    a, some = others[pick[:, 0]], others[pick[:, 1:]]
     white = w.theta @ chol
     apart = jnp.sum((white[some] - white[a][:, None]) ** 2, axis=-1)
     nearest = jnp.argmin(jnp.where(apart > 0, apart, jnp.inf), axis=1)
-    near = jax.random.uniform(keys[2], (n,)) < NEAR
+    near = u[:, 0] < NEAR
     b = jnp.where(near, some[jnp.arange(n), nearest], some[:, 0])
-    usual = w.scale * 2.38 / jnp.sqrt(2.0 * d)
-    jump = jax.random.uniform(keys[3], (n,)) < 0.3  # whole differences: from mode to mode
-    size = jnp.where(near, 1.5 * usual, jnp.where(jump, 1.0, usual))
-    size = size * jnp.exp(0.3 * jax.random.normal(keys[4], (n,), w.theta.dtype))
-    size = size * jnp.where(jax.random.bernoulli(keys[5], 0.5, (n,)), 1.0, -1.0)
-    rough = 1 + 0.05 * jax.random.normal(keys[6], (n, d), w.theta.dtype)
-    proposal = w.theta[mine] + size[:, None] * (w.theta[a] - w.theta[b]) * rough
+    usual = w.scale * 2.38 / jnp.sqrt(2.0 * d).astype(kind)
+    whole = u[:, 1] < WHOLE
+    size = jnp.where(near, 1.5 * usual, jnp.where(whole, 1.0, usual))
+    size = size * jnp.exp(0.3 * z[:, 0]) * jnp.where(u[:, 2] < 0.5, 1.0, -1.0)
+    apart_by = (w.theta[a] - w.theta[b]) * (1 + 0.05 * z[:, 1:])
+    proposal = w.theta[mine] + size[:, None] * apart_by
     everyone = jnp.asarray(n, jnp.int32)
     value, _, sums = log_density(flat, blocks, it, rows, proposal, everyone)
-    log_u = jnp.log(jax.random.uniform(keys[7], (n,), w.theta.dtype))
-    accept = log_u < value - w.log_q[mine]
+    accept = jnp.log(u[:, 3]) < value - w.log_q[mine]
     accepted = jnp.sum(accept & near) / jnp.maximum(jnp.sum(near), 1)
     return w._replace(
         theta=w.theta.at[mine].set(jnp.where(accept[:, None], proposal, w.theta[mine])),
         log_q=w.log_q.at[mine].set(jnp.where(accept, value, w.log_q[mine])),
         moved=w.moved.at[mine].set(w.moved[mine] | accept),
         bad=w.bad + sums.bad,
-    ), accepted.astype(w.theta.dtype)
+    ), accepted.astype(kind)

@@ -17,7 +17,7 @@ from pmd.plan import Plan, make_plan
 from pmd.posterior import Posterior
 from pmd.problem import Flat, Problem
 from pmd.rejuvenate import Policy
-from pmd.result import posterior_of
+from pmd.result import posterior_of_run
 from pmd.rows import as_rows
 from pmd.run import Run, Stopped
 from pmd.schedules import Growth, StepSize
@@ -182,9 +182,9 @@ def run_plan(
             run.stopped = "interrupted"
         except NotFiniteError as error:
             run.stopped = "stopped by a NaN"
-            error.posterior = posterior_of(run, told, settings)
+            error.posterior = posterior_of_run(run, settings, told)
             raise
-        return posterior_of(run, told, settings)
+        return posterior_of_run(run, settings, told)
 
 
 def check_values(flat: Flat, rows: PyTree, seed: int) -> None:

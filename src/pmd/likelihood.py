@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
     def choose(num_particles: int, batch_size: int, num_data: int) -> "Blocks":
         """Small blocks on a CPU, where caches are small and loops free; large ones elsewhere."""
         cpu = jax.default_backend() == "cpu"
-        most_particles, most_rows = (256, 1024) if cpu else (4096, 16384)
+        most_particles, most_rows = (512, 1024) if cpu else (4096, 16384)
         particles = min(most_particles, -(-num_particles // 32) * 32)
         least = 16 if cpu else 1024
         rows = min(power_of_two(max(batch_size, least)), most_rows, power_of_two(num_data))
@@ -49,7 +49,7 @@ class Sums(NamedTuple):
     value: Array
     reference_sum: Array
     reference_rest: Array
-    bad: Array  # number of particle-row pairs that were NaN or +inf
+    bad: Array  # number of sums (blocks of rows, particles) that were NaN or +inf
 
 
 def power_of_two(n: int) -> int:
@@ -124,10 +124,11 @@ def sum_rows(
             at = (p * block,)
             part = jax.lax.dynamic_slice_in_dim(theta, p * block, min(block, capacity))
             values = flat.log_likelihood(part, rows)
+            # Rows last, and not fused into the sum: on CPUs five times faster than sum(axis=0).
+            values, base = jax.lax.optimization_barrier((values.T, at_reference))
+            added = jnp.sum(jnp.where(weight != 0, weight * (values - base), 0.0), axis=1)
             live = p * block + jnp.arange(len(part)) < count
-            wrong = (jnp.isnan(values) | jnp.isposinf(values)) & live & (weight > 0)[:, None]
-            excess = jnp.where((weight > 0)[:, None], values - at_reference[:, None], 0.0)
-            added = jnp.sum(jnp.where((weight > 0)[:, None], weight[:, None] * excess, 0.0), axis=0)
+            wrong = (jnp.isnan(added) | jnp.isposinf(added)) & live  # of the sums: values once only
             new, error = compensated(
                 jax.lax.dynamic_slice(total, at, added.shape),
                 jax.lax.dynamic_slice(rest, at, added.shape),

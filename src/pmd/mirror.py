@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.nn import logsumexp
 
-from pmd.likelihood import Blocks, Fetch, Sums, sum_rows, window
+from pmd.likelihood import Blocks, Sums, sum_rows, take, window
 from pmd.problem import Flat
 from pmd.weights import bisect, ess
 
@@ -221,12 +221,17 @@ def step_batch(
     num_data = len(state.row_weights)
     weight = num_data / jnp.maximum(size, 1).astype(kind)
 
-    def fetch(_: Array) -> tuple[PyTree, Array]:
-        return batch.rows, batch.mask.astype(kind)
+    length = len(batch.mask)
+    block = min(blocks.rows, length)
 
-    one_block = jnp.ones((), jnp.int32)
+    def fetch(k: Array) -> tuple[PyTree, Array]:
+        offset = k * block + jnp.arange(block)
+        chosen = jnp.take(batch.mask, offset, mode="clip") & (offset < length)
+        return take(batch.rows, offset), chosen.astype(kind)
+
+    num = jnp.asarray(-(-length // block), jnp.int32)
     sums = sum_rows(
-        flat, state.theta, state.count, state.reference, fetch, one_block, blocks.particles
+        flat, state.theta, state.count, state.reference, fetch, num, blocks.particles
     )
     state, info = advance(state, sums, weight, g, floor)
     state = decay(state, info.step_size)

@@ -1,139 +1,161 @@
 """From the end of a run to a posterior: the last density, evidence, noise, certificate."""
 
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from pmd.algorithm import MirrorDescent
 from pmd.certificate import Certificate, pareto_k
-from pmd.exact import Iterate, log_density
-from pmd.moves import AUDITED, Redraw, audited, live
+from pmd.exact import iterate, log_density
+from pmd.mirror import State
+from pmd.moves import MoveInfo, Mover, Redraw, audited, live, padded
 from pmd.posterior import Posterior
 from pmd.run import Run
 from pmd.weights import ess
 
+PyTree = Any
+
 NORMALISING = 2**15  # draws behind the normaliser of the final density
 
 
-def posterior_of(run: Run, warnings: tuple[str, ...], settings: dict[str, Any]) -> Posterior:
+class Record(NamedTuple):
+    """What happened on the way to a state."""
+
+    history: list[dict[str, Any]]
+    moves: list[MoveInfo]
+    evaluations: float
+    settings: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+def posterior_of_run(
+    run: Run, settings: dict[str, Any], warnings: tuple[str, ...] = ()
+) -> Posterior:
     """The posterior that a run has reached."""
-    theta, log_q, log_w = live(run.state)
-    good = float(ess(jnp.asarray(log_w)))
-    error = float(np.sqrt(max(1.0 / max(good, 1e-9) - 1.0 / len(log_w), 0.0)))
-    noise = 0.0 if run.exact_last else minibatch_noise(run)
+    noise, spent = (0.0, 0) if run.exact_last else minibatch_noise(run)
+    run.evaluations += spent
     evidence = run.evidence if run.exact_last else float(run.state.log_evidence)
-    atoms = run.plan.rejuvenate.never or not run.moves_made and not run.plan.full_passes
-    density = None if atoms else final_density(run, theta, log_q, log_w)
-    certificate = certify_run(run, density, log_w, evidence, float(np.hypot(error, noise)), noise)
-    settings = {**settings, "plan": run.plan.describe(), "seconds": timings(run)}
-    if run.stopped:
-        settings["stopped"] = run.stopped
-    return Posterior(
-        structure=run.flat.structure,
-        theta=theta,
-        log_q=log_q,
-        log_p0=log_q - log_w,
-        density=density,
-        log_evidence=evidence,
-        log_evidence_error=float(np.hypot(error, noise)),
-        certificate=certificate_with(certificate, warnings),
-        history=run.history,
-        evaluations=run.evaluations,
-        settings=settings,
-        problem=run.flat.problem,
-        atoms=atoms,
-    )
-
-
-def certificate_with(certificate: Certificate, warnings: tuple[str, ...]) -> Certificate:
-    """The certificate with what was said before the run."""
-    from dataclasses import replace
-
-    return replace(certificate, warnings=(*certificate.warnings, *warnings))
-
-
-def final_density(run: Run, theta: np.ndarray, log_q: np.ndarray, log_w: np.ndarray) -> Any:
-    """The density fitted to the last weighted particles, well normalised."""
-    key = run.next_key()
-    if run.plan.density.jittable:
-        return Redraw(run.flat, run.plan.density).fitted(key, run.state)
+    settings = {**settings, "plan": run.plan.describe(), **({"stopped": run.stopped} if run.stopped else {})}
+    record = Record(run.history, run.moves_made, run.evaluations, settings, warnings)
+    atoms = run.plan.rejuvenate.at(run.visited / run.plan.num_data).never
     previous = run.last_move.density if run.last_move else None
-    fitted = run.plan.density.fit(
-        key, theta, log_q, log_w, num_draws=run.mover.num_particles, previous=previous
+    posterior = assemble(
+        run.flat, run.mover, run.state, run.next_key(), record,
+        evidence=evidence, noise=noise, exact_last=run.exact_last, atoms=atoms, previous=previous,
+    )  # fmt: skip
+    seconds = {**run.seconds, "all": time.perf_counter() - run.began}
+    posterior.settings["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
+    return posterior
+
+
+def posterior_of_state(algorithm: MirrorDescent, state: State, seed: int = 0) -> Posterior:
+    """The posterior at a state of one's own loop; whether it is exact is read off the row weights."""
+    weights = np.asarray(state.scale * state.row_weights, np.float64)
+    exact_last = bool(np.abs(weights - 1).max() < 1e-5 and float(state.start_weight) == 0)
+    count = int(state.count)
+    record = Record([], [], float("nan"), {"plan": f"{count} particles, {int(state.t)} steps"})
+    return assemble(
+        algorithm.flat, algorithm.mover, state, jax.random.key(seed), record,
+        evidence=float(state.log_evidence), noise=0.0 if exact_last else float("nan"),
+        exact_last=exact_last, atoms=algorithm.rejuvenate.never, previous=None,
+    )  # fmt: skip
+
+
+def assemble(
+    flat: Any, mover: Mover, state: State, key: Array, record: Record, *, evidence: float,
+    noise: float, exact_last: bool, atoms: bool, previous: Any,
+) -> Posterior:  # fmt: skip
+    """The posterior at a state, with a density fitted to its particles and a certificate."""
+    theta, log_q, log_w = live(state)
+    density = None if atoms else final_density(mover, state, key, previous)
+    size = float(ess(jnp.asarray(log_w)))
+    error = float(np.hypot(np.sqrt(max(1 / max(size, 1e-9) - 1 / len(log_w), 0.0)), noise))
+    certificate = certify(
+        mover, record, density, log_w, evidence=evidence, error=error, noise=noise,
+        exact_last=exact_last,
+    )  # fmt: skip
+    return Posterior(
+        structure=flat.structure, theta=theta, log_q=log_q, log_p0=log_q - log_w, density=density,
+        log_evidence=evidence, log_evidence_error=error, certificate=certificate,
+        history=record.history, evaluations=record.evaluations, settings=record.settings,
+        problem=flat.problem, atoms=atoms,
+    )  # fmt: skip
+
+
+def final_density(mover: Mover, state: State, key: Array, previous: Any) -> Any:
+    """The density fitted to the last weighted particles, well normalised."""
+    if mover.density.jittable:
+        return Redraw(mover.flat, mover.density).fitted(key, state)
+    theta, log_q, log_w = live(state)
+    fitted = mover.density.fit(
+        key, theta, log_q, log_w, num_draws=mover.num_particles, previous=previous
     )
     normalise = getattr(fitted, "normalise", None)
-    return normalise(NORMALISING) if normalise is not None else fitted
+    return fitted if normalise is None else normalise(NORMALISING)
 
 
-def minibatch_noise(run: Run) -> float:
-    """Posterior sd of what log q lacks: sum (c_n - 1) log p(x_n | theta), at a few particles."""
+def minibatch_noise(run: Run) -> tuple[float, int]:
+    """Posterior sd of what log q lacks, sum (c_n - 1) log p(x_n | theta), at a few particles.
+
+    Returns the figure and the likelihood evaluations that it took.
+    """
     theta, _, log_w = live(run.state)
-    chosen = audited(run.next_key(), log_w)[:AUDITED]
-    state = run.state
+    chosen = audited(run.next_key(), log_w)
     num_data = run.plan.num_data
-    it = Iterate(
-        state.scale * state.row_weights - 1.0,
-        jnp.arange(num_data, dtype=jnp.int32),
-        jnp.asarray(num_data, jnp.int32),
-        state.start_weight,
-        state.reference,
+    it = iterate(run.state)._replace(
+        row_weights=run.state.scale * run.state.row_weights - 1.0,
+        index=jnp.arange(num_data, dtype=jnp.int32),
+        seen=jnp.asarray(num_data, jnp.int32),
     )
-    capacity = len(state.theta)
-    points = np.concatenate([theta[chosen], np.repeat(theta[:1], capacity - len(chosen), axis=0)])
+    capacity, kind = len(run.state.theta), run.state.theta.dtype
+    points = jnp.asarray(padded(theta[chosen].astype(kind), capacity, theta[0]))
     count = jnp.asarray(len(chosen), jnp.int32)
-    points = jnp.asarray(points, state.theta.dtype)
     _, _, sums = log_density(run.flat, run.mover.blocks, it, run.rows, points, count)
-    run.evaluations += len(chosen)
-    w = np.exp(log_w[chosen] - log_w[chosen].max())
     value = np.asarray(sums.value, np.float64)[: len(chosen)]
+    w = np.exp(log_w[chosen] - log_w[chosen].max())
     fine = np.isfinite(value)
-    if not fine.any():
-        return float("inf")
+    if not w[fine].sum() > 0:
+        return float("inf"), len(chosen)
     w, value = w[fine] / w[fine].sum(), value[fine]
-    return float(np.sqrt(w @ (value - w @ value) ** 2))
+    return float(np.sqrt(w @ (value - w @ value) ** 2)), len(chosen)
 
 
-def certify_run(
-    run: Run, density: Any, log_w: np.ndarray, evidence: float, error: float, noise: float
-) -> Certificate:
+def certify(
+    mover: Mover, record: Record, density: Any, log_w: np.ndarray, *, evidence: float,
+    error: float, noise: float, exact_last: bool,
+) -> Certificate:  # fmt: skip
     """The certificate of a run by itself."""
-    made = run.moves_made
+    made, tolerance = record.moves, mover.tolerance()
     kept = [move for move in made if move.action == "fit"]
-    fits = [r for r in run.history if r["kind"] == "move" and r["density"]]
-    steps = [r for r in run.history if r["kind"] == "step"]
-    tolerance = run.mover.tolerance()
-    checked = run.plan.exact != "never" and not run.mover.large
-    poor = [m for m in kept if not m.error < tolerance]
-    fitted_error = float(np.asarray(getattr(density, "error", np.nan)))
+    audits = [move.audit for move in kept if np.isfinite(move.audit)]
+    fits = [r for r in record.history if r["kind"] == "move"]
+    steps = [r for r in record.history if r["kind"] == "step"]
+    checked = mover.exact != "never" and not mover.large
+    poor = 0 if checked else sum(move.error >= tolerance for move in kept)
     return Certificate(
         pareto_k=pareto_k(log_w)[0],
         ess=float(ess(jnp.asarray(log_w))),
         num_particles=len(log_w),
-        dimension=run.flat.dimension,
+        dimension=mover.dimension,
         log_evidence=evidence,
         log_evidence_error=error,
         minibatch_noise=noise,
-        fit_error=fitted_error,
-        exact=run.plan.exact,
-        exact_last=run.exact_last,
-        evaluations=run.evaluations,
-        worst_kept_error=max((m.error for m in kept), default=float("nan")),
-        worst_audit=max((m.audit for m in kept if m.audit == m.audit), default=float("nan")),
+        fit_error=float(np.asarray(getattr(density, "error", np.nan))),
+        exact=mover.exact,
+        exact_last=exact_last,
+        evaluations=record.evaluations,
+        worst_kept_error=max((move.error for move in kept), default=float("nan")),
+        worst_audit=max(audits, default=float("nan")),
         kept=len(kept),
-        reweighed=sum(m.action == "reweigh" for m in made),
-        walked=sum(m.action == "walk" for m in made),
+        reweighed=sum(move.action == "reweigh" for move in made),
+        walked=sum(move.action == "walk" for move in made),
         refused=sum(r["refused"] for r in fits),
         guarded=sum(r["step_size"] < r["planned"] * (1 - 1e-6) for r in steps),
-        unchecked_poor_fits=0 if checked else len(poor),
+        unchecked_poor_fits=poor,
         num_modes=max((r["components"] for r in fits), default=1),
+        warnings=record.warnings,
     )
-
-
-def timings(run: Run) -> dict[str, float]:
-    """Seconds by what they were spent on."""
-    import time
-
-    total = time.perf_counter() - run.began
-    return {**{name: round(s, 3) for name, s in run.seconds.items()}, "all": round(total, 3)}
-
-
