@@ -16,7 +16,6 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp, ndtri
 from jax.typing import ArrayLike
 
-BLOCK = 512
 FLOOR = 1e-10
 RIDGE = 1e-4
 
@@ -147,7 +146,7 @@ def em(
     """Weighted expectation-maximisation; every covariance gets 1e-4 cov0 on top.
 
     Stops after `steps`, or when the weighted mean log-likelihood gains less than `tol`, or, after
-    five steps, when gains of the present size would not take it to `target` any more.
+    five steps, when not even gains of three times the present size would take it to `target`.
 
     Returns:
         The mixture and its weighted mean log-likelihood.
@@ -173,8 +172,8 @@ def em(
 
     def going(state: tuple) -> Array:
         step, _, _, gain, level = state
-        hope = (step < 5) | (level + (steps - step) * gain >= target)
-        return (step < steps) & (gain >= tol) & hope
+        hopeless = (step >= 5) & (level + 3 * (steps - step) * gain < target)
+        return (step < steps) & (gain >= tol) & ~hopeless
 
     def advance(state: tuple) -> tuple:
         step, mix, share, _, old = state
@@ -208,26 +207,23 @@ def _seeds(key: Array, z: Array, w: Array, num: int, count: ArrayLike) -> Mixtur
     return Mixture(log_pi, mean, scale * jnp.broadcast_to(jnp.eye(d, dtype=dtype), (num, d, d)))
 
 
-@partial(jax.jit, static_argnames=("num", "starts"))
+@partial(jax.jit, static_argnames=("starts", "steps"))
 def _best_of(
     key: Array,
     z: Array,
     w: Array,
-    count: ArrayLike,
+    num: ArrayLike,
     start: Mixture,
-    use_start: ArrayLike,
-    steps: ArrayLike,
     target: ArrayLike,
-    *,
-    num: int,
     starts: int,
+    steps: int,
 ) -> tuple[Mixture, Array]:
-    """The best of `starts` runs of EM in whitened coordinates, the first from `start` if wanted."""
+    """The best of `starts` runs of EM in whitened coordinates, the first from `start` if in use."""
     eye = jnp.eye(z.shape[1], dtype=z.dtype)
 
     def attempt(index: Array) -> tuple[Mixture, Array]:
-        seeds = _seeds(jax.random.fold_in(key, index), z, w, num, count)
-        warm = use_start & (index == 0)
+        seeds = _seeds(jax.random.fold_in(key, index), z, w, len(start.log_pi), num)
+        warm = jnp.any(jnp.isfinite(start.log_pi)) & (index == 0)
         mix = jax.tree.map(lambda a, b: jnp.where(warm, a, b), start, seeds)
         return em(z, w, mix, eye, jnp.where(warm, 15, steps), target=target)
 
@@ -255,8 +251,7 @@ def _prepare(key: Array, x: Array, w: Array, *, size: int) -> tuple[Array, ...]:
 @jax.jit
 def _polish(x: Array, w: Array, mix: Mixture, mean: Array, chol: Array) -> Mixture:
     """Three steps of EM on all points: whitened in, the mixture in their own coordinates out."""
-    mix = _coloured(mix, mean, chol)
-    return em(x, w / jnp.sum(w), mix, chol @ chol.T, 3)[0]
+    return em(x, w / jnp.sum(w), _coloured(mix, mean, chol), chol @ chol.T, 3)[0]
 
 
 def _coloured(mix: Mixture, mean: Array, chol: Array) -> Mixture:
@@ -264,21 +259,33 @@ def _coloured(mix: Mixture, mean: Array, chol: Array) -> Mixture:
     return Mixture(mix.log_pi, mean + mix.mean @ chol.T, chol @ mix.chol)
 
 
-def _whitened(mix: Mixture, mean: Array, chol: Array) -> Mixture:
-    """A mixture of x as the mixture of chol^-1 (x - mean)."""
-    inverse = _inverse(chol)
-    return Mixture(mix.log_pi, (mix.mean - mean) @ inverse.T, inverse @ mix.chol)
-
-
 def parameters(num: ArrayLike, d: int) -> ArrayLike:
-    """Free parameters of a mixture of `num` Gaussians in d dimensions: what BIC counts."""
+    """Free parameters of `num` Gaussians in d dimensions and their weights: what BIC counts."""
     return num * (1 + d + d * (d + 1) / 2) - 1
 
 
-def _padded(x: Array, w: Array) -> tuple[Array, Array]:
-    """Rows of zero weight up to a multiple of the block, so that few sizes are compiled."""
-    more = -len(x) % BLOCK
-    return jnp.pad(x, ((0, more), (0, 0))), jnp.pad(w, (0, more))
+def _roomy(n: int) -> int:
+    """The next of 512, 768, 1024, 1536, ...: few sizes are ever compiled."""
+    size = 512
+    while size < n:
+        size = size * 3 // 2 if size.bit_count() == 1 else size * 4 // 3
+    return size
+
+
+def _room(mix: Mixture, num: int, mean: Array, chol: Array) -> Mixture:
+    """A mixture of x as one of chol^-1 (x - mean), with unused components up to `num` of them."""
+    mix = jax.tree.map(lambda a: jnp.asarray(a, mean.dtype), mix)
+    inverse = _inverse(chol)
+    mix = Mixture(mix.log_pi, (mix.mean - mean) @ inverse.T, inverse @ mix.chol)
+    blank = _blank(num - len(mix.log_pi), mix.mean)
+    return Mixture(*(jnp.concatenate(pair) for pair in zip(mix, blank, strict=True)))
+
+
+def _blank(num: int, z: Array) -> Mixture:
+    """`num` standard components, none in use."""
+    d, dtype = z.shape[1], z.dtype
+    eye = jnp.broadcast_to(jnp.eye(d, dtype=dtype), (num, d, d))
+    return Mixture(jnp.full(num, -jnp.inf, dtype), jnp.zeros((num, d), dtype), eye)
 
 
 def clusters(
@@ -307,8 +314,7 @@ def clusters(
         start: an earlier mixture, one of the starts where its size comes up.
         most: largest number of components.
         subset: EM runs on about this many points, and three steps on all at the end.
-        starts: runs from different k-means++ seeds.
-        steps: steps of EM in each.
+        starts, steps: runs of EM from different k-means++ seeds, and steps in each.
 
     Example:
         >>> import jax
@@ -318,37 +324,31 @@ def clusters(
         >>> mixture.num_components(mixture.clusters(two, x, jax.numpy.full(1000, 1e-3)))
         2
     """
-    x, w = _padded(jnp.asarray(x), jnp.asarray(w))
-    d = x.shape[1]
-    size = min(len(x), subset + -subset % BLOCK)
+    x, w = jnp.asarray(x), jnp.asarray(w)
+    live, d = x.shape
+    more = _roomy(live) - live
+    x, w = jnp.pad(x, ((0, more), (0, 0))), jnp.pad(w, (0, more))
     key, pick = jax.random.split(key)
-    mean, chol, z, v, count, level = _prepare(pick, x, w, size=size)
+    mean, chol, z, v, count, level = _prepare(pick, x, w, size=min(len(x), _roomy(subset)))
     n = float(count) if effective is None else float(effective)
-    top, bad, best = n * float(level) - 0.5 * np.log(n) * parameters(1, d), 0, None
+    top, bad, best, size = n * float(level) - 0.5 * np.log(n) * parameters(1, d), 0, None, 1
     for num in range(2, most + 1):
         if n < 3 * num * (d + 1) or bad == 2:
             break
+        room = min(3, most) if num <= 3 else most
         warm = start is not None and len(start.log_pi) == num
-        first = _whitened(start, mean, chol) if warm and start is not None else _blank(num, z)
+        first = _room(start, room, mean, chol) if start is not None and warm else _blank(room, z)
         price = 0.5 * np.log(n) * parameters(num, d)
-        found, gained = _best_of(
-            jax.random.fold_in(key, num), z, v, num, first, warm, steps, (top + price) / n,
-            num=num, starts=starts,
-        )  # fmt: skip
+        step, target = jax.random.fold_in(key, num), (top + price) / n
+        found, gained = _best_of(step, z, v, num, first, target, starts, steps)
         score = n * float(gained) - price
         bad = 0 if score > top else bad + 1
         if score > top:
-            top, best = score, found
+            top, best, size = score, found, num
     if best is None:
         return single(mean, chol)
-    return _polish(x, w, best, mean, chol) if size < len(x) else _coloured(best, mean, chol)
-
-
-def _blank(num: int, z: Array) -> Mixture:
-    """A placeholder of `num` standard components, none in use."""
-    d, dtype = z.shape[1], z.dtype
-    eye = jnp.broadcast_to(jnp.eye(d, dtype=dtype), (num, d, d))
-    return Mixture(jnp.full(num, -jnp.inf, dtype), jnp.zeros((num, d), dtype), eye)
+    best = _coloured(best, mean, chol) if len(z) == len(x) else _polish(x, w, best, mean, chol)
+    return Mixture(*(part[:size] for part in best))
 
 
 def clusters_jittable(
@@ -375,10 +375,8 @@ def clusters_jittable(
 
     def grow(state: tuple) -> tuple:
         num, bad, top, best = state
-        found, gained = _best_of(
-            jax.random.fold_in(key, num), z, v, num, first, False, 40, (top + price(num)) / n,
-            num=most, starts=starts,
-        )  # fmt: skip
+        step, target = jax.random.fold_in(key, num), (top + price(num)) / n
+        found, gained = _best_of(step, z, v, num, first, target, starts, 40)
         score = n * gained - price(num)
         better = score > top
         best = jax.tree.map(lambda a, b: jnp.where(better, a, b), found, best)
@@ -401,9 +399,8 @@ def widen(mix: Mixture, spread: float, wide: float, mean0: Array, chol0: Array) 
     wider = Mixture(jnp.log(pi), mix.mean, np.sqrt(1 + a) * mix.chol)
     if wide == 0:
         return wider
-    over = single(mean0, np.sqrt(1 + 3 * a) * chol0)._replace(
-        log_pi=jnp.log(jnp.full_like(pi[:1], wide))
-    )
+    share = jnp.full_like(pi[:1], np.log(wide))
+    over = Mixture(share, mean0[None], np.sqrt(1 + 3 * a) * chol0[None])
     return Mixture(*(jnp.concatenate(pair) for pair in zip(wider, over, strict=True)))
 
 
