@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pmd import densities, schedules
+    from pmd import data, densities, schedules
     from pmd.certificate import Certificate
     from pmd.errors import PmdError
     from pmd.fitting import fit
@@ -22,6 +22,7 @@ __all__ = [
     "Posterior",
     "Problem",
     "__version__",
+    "data",
     "densities",
     "every_step",
     "fit",
@@ -54,7 +55,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("particle-mirror-descent")
-    if name in {"densities", "schedules"}:
+    if name in {"data", "densities", "schedules"}:
         return importlib.import_module(f"pmd.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'pmd' has no attribute {name!r}")

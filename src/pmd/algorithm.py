@@ -68,7 +68,8 @@ class MirrorDescent:
         floor = self.mover.density.guard * self.num_particles if guards else 0.0
         g = jnp.asarray(step_size, kind)
         blocks = self.mover.blocks
-        return step_batch(self.flat, blocks, state, batch, g, jnp.asarray(floor, kind))
+        floor = jnp.asarray(floor, kind)
+        return step_batch(self.flat, blocks, state, batch, self.num_data, g, floor)
 
     def move(
         self, key: Array, state: State, rows: PyTree, previous: MoveInfo | None = None

@@ -28,11 +28,15 @@ def find_bad(flat: Any, theta: np.ndarray, rows: PyTree, block: int = 256) -> tu
     return -1, -1
 
 
-def not_finite(run: "Run", index: np.ndarray) -> NotFiniteError:
-    """The error for a step on rows `index` that met NaN or +inf; the state is the last good one."""
+def not_finite(run: "Run", index: np.ndarray, rows: PyTree = None) -> NotFiniteError:
+    """The error for a step on rows `index` that met NaN or +inf; the state is the last good one.
+
+    `rows` are the rows themselves where they are not the run's.
+    """
     index = np.asarray(index)
     theta = np.asarray(run.state.theta)[: int(run.state.count)]
-    rows = jax.tree.map(lambda a: a[jnp.asarray(index)], run.rows)
+    if rows is None:
+        rows = jax.tree.map(lambda a: a[jnp.asarray(index)], run.rows)
     row, particle = find_bad(run.flat, theta, rows)
     step = int(run.state.t) + 1
     where = f"step {step}, a batch of {len(index)} rows ({preview(index)})"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pmd.data.stream import Stream
 from pmd.errors import InputError, InputTypeError, NotFiniteError
 from pmd.plan import Plan, make_plan
 from pmd.posterior import Posterior
@@ -22,8 +23,11 @@ from pmd.rows import as_rows
 from pmd.run import Run, Stopped
 from pmd.schedules import Growth, StepSize
 from pmd.seeds import check_seed
+from pmd.stream_run import StreamRun
 
 PyTree = Any
+
+READ_ONCE = "Rows could be read only once: no fit was checked against the exact iterate."
 
 
 def fit(
@@ -55,7 +59,8 @@ def fit(
 
     Args:
         problem: prior and likelihood.
-        data: rows: an array, or a pytree of arrays, with rows along the first axis.
+        data: rows: an array, or a pytree of arrays, with rows along the first axis; or a
+            `pmd.data.stream` of batches that cannot be read again.
         num_particles: how many, or a schedule such as `schedules.geometric(200, 1500)`.
         passes: rows visited by planned steps, over the rows there are (default 5; checks and
             further full steps come on top).
@@ -102,17 +107,21 @@ def fit(
         )  # fmt: skip
     seed = check_seed(seed)
     flat = problem.flat()
-    rows, num_data = as_rows(data)
-    flat.check_likelihood(rows)
+    once = isinstance(data, Stream)
+    rows, num_data = (data, data.num_data) if once else as_rows(data)
+    if not once:
+        flat.check_likelihood(rows)
     plan = make_plan(
         num_data, flat.dimension, num_particles=num_particles, passes=passes,
-        batch_size=batch_size, full_passes=full_passes, step_size=step_size, density=density,
-        rejuvenate=rejuvenate, exact=exact, replace=replace, evaluations=evaluations,
+        batch_size=1 if once else batch_size, full_passes=0 if once else full_passes,
+        step_size=step_size, density=density, rejuvenate=rejuvenate,
+        exact="never" if once else exact, replace=replace, evaluations=evaluations,
         seconds=seconds,
     )  # fmt: skip
-    check_values(flat, rows, seed)
-    told = doubts(plan)
-    for sentence in told:
+    if not once:
+        check_values(flat, rows, seed)
+    told = doubts(plan) + ((READ_ONCE,) if once else ())
+    for sentence in doubts(plan):
         python_warnings.warn(sentence, stacklevel=2)
     settings = {"seed": seed, "passes": plan.passes, "num_data": num_data, "exact": plan.exact}
     posterior = run_plan(flat, rows, plan, seed, told, settings, progress, callback)
@@ -171,7 +180,8 @@ def run_plan(
                 run.stopped = "stopped by the callback"
                 raise Stopped
 
-        run = Run(flat, rows, plan, seed, report)
+        kind = StreamRun if isinstance(rows, Stream) else Run
+        run = kind(flat, rows, plan, seed, report)
         try:
             run.minibatches()
             run.full_steps()

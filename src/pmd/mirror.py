@@ -81,8 +81,12 @@ def log_weights(state: State) -> Array:
     return state.log_q - state.log_p0
 
 
-def initial(flat: Flat, key: Array, count: Array, capacity: int, num_data: int) -> State:
-    """Particles from the start (the prior unless `start=` was given), equally weighted."""
+def initial(flat: Flat, key: Array, count: Array, capacity: int, num_rows: int) -> State:
+    """Particles from the start (the prior unless `start=` was given), equally weighted.
+
+    `num_rows` is the number of rows whose weights are kept: those in the data, or none for rows
+    that cannot be read again.
+    """
     theta = flat.sample(key, jnp.arange(capacity))
     log_p0, log_prior = flat.log_start(theta), flat.log_prior(theta)
     kind = theta.dtype
@@ -95,7 +99,7 @@ def initial(flat: Flat, key: Array, count: Array, capacity: int, num_data: int) 
         log_p0=jnp.where(live, log_p0, 0.0).astype(kind),
         log_prior=jnp.where(live, log_prior, 0.0).astype(kind),
         count=jnp.asarray(count, jnp.int32),
-        row_weights=jnp.zeros(num_data, kind),
+        row_weights=jnp.zeros(num_rows, kind),
         scale=jnp.ones((), kind),
         start_weight=jnp.ones((), kind),
         reference=theta[best],
@@ -212,13 +216,13 @@ def step_window(
     return state._replace(row_weights=weights, visited=visited), info._replace(batch_size=size)
 
 
+@partial(jax.jit, static_argnames=("flat", "blocks", "num_data"))
 def step_batch(
-    flat: Flat, blocks: Blocks, state: State, batch: Batch, g: Array, floor: Array
+    flat: Flat, blocks: Blocks, state: State, batch: Batch, num_data: int, g: Array, floor: Array
 ) -> tuple[State, Info]:
     """One step on rows that are given, as in a loop of one's own."""
     size = jnp.sum(batch.mask, dtype=jnp.int32)
     kind = state.log_q.dtype
-    num_data = len(state.row_weights)
     weight = num_data / jnp.maximum(size, 1).astype(kind)
 
     length = len(batch.mask)
@@ -236,7 +240,7 @@ def step_batch(
     state, info = advance(state, sums, weight, g, floor)
     state = decay(state, info.step_size)
     added = jnp.where(batch.mask, info.step_size * weight / state.scale, 0.0)
-    weights = state.row_weights.at[batch.index].add(added.astype(kind))
+    weights = state.row_weights.at[batch.index].add(added.astype(kind), mode="drop")
     visited = state.visited + jnp.where(info.bad == 0, size, 0)
     return state._replace(row_weights=weights, visited=visited), info._replace(batch_size=size)
 

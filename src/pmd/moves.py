@@ -174,7 +174,7 @@ class Mover:
             num_draws=count, previous=previous.density if previous else None,
         )  # fmt: skip
         it = exact_iterate.iterate(state)
-        price = float(it.seen) / len(state.row_weights)
+        price = float(it.seen) / max(len(state.row_weights), 1)
         checked = self.exact != "never" and price > 0 and not self.large
         root = float(np.sqrt(self.dimension))
         poor = not fitted.error < WALK * root * (1 + price / 2)

@@ -36,7 +36,10 @@ def posterior_of_run(
     run: Run, settings: dict[str, Any], warnings: tuple[str, ...] = ()
 ) -> Posterior:
     """The posterior that a run has reached."""
-    noise, spent = (0.0, 0) if run.exact_last else minibatch_noise(run)
+    if run.exact_last or run.rows is None:
+        noise, spent = (0.0 if run.exact_last else float("nan")), 0
+    else:
+        noise, spent = minibatch_noise(run)
     run.evaluations += spent
     evidence = run.evidence if run.exact_last else float(run.state.log_evidence)
     settings = {**settings, "plan": run.plan.describe(), **({"stopped": run.stopped} if run.stopped else {})}

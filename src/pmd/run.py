@@ -83,7 +83,8 @@ class Run:
         self.evidence = np.nan
         self.moves_made: list[MoveInfo] = []
         count = jnp.asarray(self.count, jnp.int32)
-        self.state: State = initial(flat, self.next_key(), count, self.capacity, plan.num_data)
+        kept = 0 if rows is None else plan.num_data
+        self.state: State = initial(flat, self.next_key(), count, self.capacity, kept)
 
     @staticmethod
     def _grows(plan: Plan) -> bool:
