@@ -26,6 +26,7 @@ PyTree = Any
 
 AUDITED = 64  # draws whose log q is evaluated exactly after a fit
 REWEIGH, WALK, GROW = 0.1, 0.35, 0.2  # nats per sqrt(d) of held-out error
+SWEEPS = 20  # that a walk is taken to need
 LARGE = 500  # coefficients of a quadratic above which only the last steps are checked
 
 
@@ -178,7 +179,7 @@ class Mover:
         checked = self.exact != "never" and price > 0 and not self.large
         root = float(np.sqrt(self.dimension))
         poor = not fitted.error < WALK * root * (1 + price / 2)
-        if checked and poor and price * 2 * self.num_particles * 13 <= allowance:
+        if checked and poor and price * 2 * self.num_particles * SWEEPS <= allowance:
             state, walk = self.walk(check_key, state, it, rows, 2 * self.num_particles)
             return state, walk._replace(
                 density=fitted, error=float(fitted.error), seconds=time.perf_counter() - began

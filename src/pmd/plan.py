@@ -18,7 +18,7 @@ from pmd.rejuvenate import Policy, Rejuvenate, Switch, when_degenerate
 FIRST_BATCH = 200  # the first batch is the data over this
 FULL_SHARE, FULL_LEAST = 0.3, 2  # of the passes that are steps on all rows
 PAPER_BATCH = 10
-PER_EVALUATION = 6.0  # likelihood evaluations a particle costs in a short run, as first guess
+PER_EVALUATION = 5.0  # likelihood evaluations that a particle costs in a short run
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,7 @@ def default_particles(dimension: int) -> int:
 
 def affordable_particles(evaluations: float, dimension: int) -> int:
     """A number of particles that a budget of likelihood evaluations pays for."""
-    quadratic = (dimension + 1) * (dimension + 2) // 2
-    base = evaluations / PER_EVALUATION
-    return int(max(8, min(base, default_particles(dimension)), min(1.6 * quadratic, base)))
+    return int(max(8, min(evaluations / PER_EVALUATION, default_particles(dimension))))
 
 
 def make_plan(

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pmd.budget import Budget
 from pmd.faults import not_finite
 from pmd.likelihood import Blocks
 from pmd.mirror import Info, State, Steps, initial, log_weights, stretch
-from pmd.moves import MoveInfo, Mover, Redraw
+from pmd.moves import SWEEPS, MoveInfo, Mover, Redraw
 from pmd.plan import Plan
 from pmd.problem import Flat
 from pmd.rows import Order
@@ -66,14 +67,16 @@ class Run:
         self.key = jax.random.key(seed)
         self.order = Order(plan.num_data, seed, plan.replace)
         blocks = Blocks.choose(plan.most_particles, plan.first_batch, plan.num_data)
-        adaptive = not plan.density.jittable and plan.exact != "never" or self._grows(plan)
+        adaptive = (not plan.density.jittable and plan.exact != "never") or self._grows(plan)
         most = STARTING if adaptive else 1
         m = plan.most_particles
         self.mover = Mover(flat, blocks, plan.density, plan.exact, m, most)
+        self.budget = Budget(plan, m)
         self.capacity = blocks.capacity(m * most)
         self.count = m * most if adaptive else plan.particles_at(0.0)
-        self.visited = self.consumed = self.moves = 0
+        self.visited = self.consumed = 0
         self.evaluations = 0.0
+        self.count = self.affordable(self.count)
         self.history: list[dict[str, Any]] = []
         self.last_move: MoveInfo | None = None
         self.seconds = {"likelihood": 0.0, "move": 0.0, "walk": 0.0}
@@ -146,7 +149,9 @@ class Run:
             if not self.plan.density.jittable:
                 self.move(count=self.plan.particles_at(self.visited / max(self.plan.budget, 1)))
             return
-        if float(ess(log_weights(self.state))) < policy.ess * int(self.state.count):
+        count = int(self.state.count)
+        dear = self.affordable(count) < count  # more particles than the rest can be paid with
+        if dear or float(ess(log_weights(self.state))) < policy.ess * count:
             self.move()
 
     def upcoming(self, policy: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -255,10 +260,14 @@ class Run:
         """Steps on all rows, each after a move, until one is taken whole."""
         planned = self.plan.full_passes
         for k in range(planned + EXTRA if planned else 0):
+            m = self.mover.num_particles
+            if k >= planned and not self.budget.pays(m, self.evaluations):
+                self.stopped = "the budget of evaluations ended before a whole step on all rows"
+                return
             if self.guards and int(self.state.t):
                 self.move(exact_next=True)
             share = FULL_GUARD if self.careful else self.plan.density.guard
-            last = k >= planned - 1 and not self.careful
+            last = (k >= planned - 1 and not self.careful) or not self.budget.pays(2 * m, self.evaluations)
             h = self.full_step(0.0 if last else self.floor(share))
             if k + 1 >= planned and h >= 1.0:
                 break
@@ -294,6 +303,9 @@ class Run:
         weak = float(ess(log_weights(self.state))) < LAST_ESS * int(self.state.count)
         if not weak and not walked:
             return
+        sweeps = SWEEPS if weak else 0
+        if not self.budget.pays((4 * sweeps + 1) * m, self.evaluations):
+            return
         before = self.state, self.evidence, self.exact_last
         if weak:
             self.walk(4 * m)
@@ -307,7 +319,7 @@ class Run:
         self, count: int | None = None, exact_next: bool = False, allowance: float | None = None
     ) -> None:
         """Fit, draw, weigh, check; books what was done."""
-        wanted = self.count if count is None else count
+        wanted = self.affordable(self.count) if count is None else count
         self.state, info = self.mover.move(
             self.next_key(), self.state, self.rows, wanted, self.last_move, exact_next,
             self.allowance() if allowance is None else allowance,
@@ -356,14 +368,12 @@ class Run:
 
     # ------------------------------------------------------------------ limits
     def allowance(self) -> float:
-        """Likelihood evaluations left for checks, after what the plan still needs."""
-        if self.plan.evaluations is None:
-            return np.inf
-        m = self.mover.num_particles
-        done = max(0, self.visited - self.plan.budget) / self.plan.num_data
-        minibatch = max(0, self.plan.budget - self.visited) / self.plan.num_data
-        ahead = (minibatch * 1.5 + max(1.0, self.plan.full_passes - done)) * m
-        return self.plan.evaluations - self.evaluations - ahead
+        """Likelihood evaluations that checks may cost."""
+        return self.budget.allowance(self.evaluations, self.visited, int(self.state.count))
+
+    def affordable(self, wanted: int) -> int:
+        """As many particles as wanted, if the budget pays for them."""
+        return self.budget.affordable(wanted, self.evaluations, self.visited)
 
     def limits(self) -> None:
         """Stop where time is up."""
