@@ -1,0 +1,441 @@
+"""Densities by regression: the particles know log q where they are, so regress it.
+
+A move fits s = log base + r to log q at the particles, by ridge regression in whitened
+coordinates, and draws from f, a Gaussian mixture a little wider than s. Read in this order:
+`Cloud` (particles, whitened), `fit_base`, `fit_residuals`, `draw_from`, and `Regression.fit`, which
+refuses what invents mass.
+
+Related: Salimans and Knowles (2013), stochastic linear regression for variational posteriors;
+Acerbi (2018), VBMC, a surrogate of the log-joint. Here PMD regresses its own iterate.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from scipy.linalg import solve_triangular
+from scipy.special import chdtri, logsumexp
+
+from pmd import weights
+from pmd.densities import mixture, ridge
+from pmd.densities.mixture import Mixture
+from pmd.densities.surrogate import (
+    Regressed,
+    Surrogate,
+    ess,
+    few_sizes,
+    gaussian,
+    in_blocks,
+    log_mean_exp,
+    log_mixture,
+    propose,
+    seed_of,
+)
+from pmd.errors import NotFiniteError
+
+ENOUGH = 0.002  # nats: held-out error below which no other regression is tried
+GOOD = 0.01  # nats: held-out error below which no mixture is tried as base
+MANY = 500  # coefficients of a quadratic beyond which only quadratics are tried
+MOST = 2500  # particles behind a kernel regression
+
+
+class Cloud(NamedTuple):
+    """Particles from the top of log q down, whitened by their weighted mean and covariance.
+
+    The order makes what follows independent of the order the particles came in.
+    """
+
+    z: np.ndarray  # (n, d)
+    log_q: np.ndarray  # (n,), 0 at the top
+    weight: np.ndarray  # (n,), flattened
+    mean: np.ndarray
+    chol: np.ndarray
+    top: float  # what was taken off log q
+    log_mass: float  # log of the particles' mean weight
+    core: float  # depth down to which the fit has to be right
+    kept: int  # particles not too deep to be used
+
+    @property
+    def coefficients(self) -> int:
+        """Number of coefficients of a full quadratic."""
+        d = self.z.shape[1]
+        return (d + 1) * (d + 2) // 2
+
+    @property
+    def big(self) -> bool:
+        """Whether nothing but a quadratic is worth trying."""
+        return self.coefficients > MANY
+
+
+class Trial(NamedTuple):
+    """A base with a regression on top, and its error on held-out particles."""
+
+    error: float
+    name: str
+    base: Mixture
+    log_base: np.ndarray
+    fit: Callable[[ridge.Rows], ridge.Residual]
+    residual: ridge.Residual
+    shift: float
+
+
+@jax.jit
+def _summary(x: Array, log_w: Array, floor: ArrayLike) -> tuple[Array, Array, Array]:
+    w = weights.temper(log_w, floor)
+    return w, *mixture.moments(x, w)
+
+
+def summary(x: np.ndarray, log_w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights flattened until their effective number is a tenth of n, mean, Cholesky factor."""
+    n, d = x.shape
+    more = 2 ** (n - 1).bit_length() - n
+    log_w = np.pad(log_w, (0, more), constant_values=-np.inf)
+    floor = min(0.5 * n, max(0.1 * n, 4 * d))
+    w, mean, chol = _summary(np.pad(x, ((0, more), (0, 0))), log_w, floor)
+    return np.asarray(w)[:n], np.asarray(mean), np.asarray(chol)
+
+
+def whiten(theta: ArrayLike, log_q: ArrayLike, log_w: ArrayLike) -> Cloud:
+    """Sort and whiten the particles; those of zero density count as mass, and for nothing else."""
+    x, log_q, log_w = (np.asarray(a, np.float64) for a in (theta, log_q, log_w))
+    log_mass = log_mean_exp(log_w)
+    live = np.flatnonzero(np.isfinite(log_q) & np.isfinite(log_w))
+    if not len(live):
+        raise NotFiniteError("log_q is finite at no particle: there is nothing to fit")
+    live = live[np.argsort(-log_q[live], kind="stable")]
+    x, log_q, log_w = x[live], log_q[live], log_w[live]
+    n, d = x.shape
+    w, mean, chol = summary(x, log_w)
+    z = solve_triangular(chol, (x - mean).T, lower=True, check_finite=False).T
+    top, depth, p = log_q[0], log_q[0] - log_q, (d + 1) * (d + 2) // 2
+    core = max(0.5 * chdtri(d, 1e-3), depth[min(int(0.75 * n), 2 * p)])
+    limit = max(4 * core, depth[min(n - 1, 4 * p)])
+    kept = int(np.searchsorted(depth, limit, side="right"))
+    return Cloud(z, -depth, w, mean, chol, top, log_mass, core, kept)
+
+
+# ---------------------------------------------------------------- base
+def standard(d: int) -> Mixture:
+    """One standard Gaussian."""
+    return Mixture._make((np.zeros(1), np.zeros((1, d)), np.eye(d)[None]))
+
+
+def fit_base(key: Array, cloud: Cloud, previous: Regressed | None) -> Mixture:
+    """The weighted particles' Gaussian mixture, whitened; all particles count a little."""
+    start = None
+    if previous is not None:
+        to_z = partial(solve_triangular, cloud.chol, lower=True)
+        mean = to_z((previous.mean + previous.mix.mean @ previous.chol.T - cloud.mean).T).T
+        chol = np.stack([to_z(previous.chol @ c) for c in np.asarray(previous.mix.chol)])
+        start = Mixture._make((np.asarray(previous.mix.log_pi), mean, chol))
+    mix = mixture.clusters(key, cloud.z, 0.9 * cloud.weight + 0.1 / len(cloud.z), start=start)
+    return jax.tree.map(np.asarray, mix)
+
+
+def sharpen(mix: Mixture, cloud: Cloud, rows: np.ndarray) -> Mixture | None:
+    """Each component's weight, mean and covariance by a quadratic fit of log q around it."""
+    z, depth, d = cloud.z[rows], -cloud.log_q[rows], cloud.z.shape[1]
+    parts = in_blocks(_component_log_prob, few_sizes(mix), z)
+    level, means, chols = np.full(len(mix.log_pi), np.nan), mix.mean.copy(), mix.chol.copy()
+    for k, (mean, chol) in enumerate(zip(mix.mean, mix.chol, strict=True)):
+        mine = (parts.argmax(1) == k) & (depth < 3 * cloud.core)
+        if mine.sum() < 1.3 * cloud.coefficients:
+            continue
+        local = solve_triangular(chol, (z - mean).T, lower=True).T
+        y = -depth - parts[:, k] + mix.log_pi[k]
+        shift = np.median(y[mine])
+        below = np.maximum(depth - depth[mine].min() - cloud.core, 0)
+        noise = np.where(mine, 1e-6 + (0.05 * below) ** 2, np.inf)
+        rows_k = ridge.Rows(local, np.where(mine, y - shift, 0), noise, max(np.var(y[mine]), 0.01))
+        q = jax.tree.map(np.asarray, ridge.fit_quadratic(rows_k))
+        values, vectors = np.linalg.eigh(np.eye(d) - q.curvature)
+        if not (values[0] > 0.1 and values[-1] < 100):
+            continue
+        cov = (vectors / values) @ vectors.T
+        level[k] = shift + q.constant + 0.5 * q.slope @ cov @ q.slope - 0.5 * np.log(values).sum()
+        means[k] = mean + chol @ (cov @ q.slope)
+        chols[k] = np.linalg.cholesky(chol @ cov @ chol.T)
+    if np.isnan(level).all():
+        return None
+    level = np.where(np.isnan(level), mix.log_pi + np.nanmedian(level - mix.log_pi), level)
+    return Mixture._make((level - logsumexp(level), means, chols))
+
+
+_component_log_prob = jax.jit(mixture.component_log_prob)
+
+
+# ---------------------------------------------------------------- residual
+def single_base(cloud: Cloud) -> list[tuple[str, Callable]]:
+    """Regressions worth trying on one Gaussian."""
+    found: list[tuple[str, Callable]] = [("quadratic", ridge.fit_quadratic)]
+    if not cloud.big:
+        found += [("quadratic+poly4", kernel(higher=0.003))]
+        found += [(f"poly4+rbf{l}", kernel(bump=1.0, length=l)) for l in (4.0, 1.5, 0.6)]
+    return found
+
+
+def mixture_base(name: str, cloud: Cloud) -> list[tuple[str, Callable]]:
+    """Regressions worth trying on a mixture: what is left is local."""
+    if cloud.big:
+        return []
+    local = partial(kernel, slope=0.0, higher=0.0, bump=1.0)
+    return [(f"{name}+rbf{l}", local(length=l)) for l in (0.3, 0.8, 2.0)]
+
+
+def kernel(**shape: float) -> Callable[[ridge.Rows], ridge.Residual]:
+    """Kernel ridge regression with a kernel of that shape."""
+    return partial(ridge.fit_kernel, shape=ridge.Shape(**shape))
+
+
+def no_residual(rows: ridge.Rows) -> ridge.Residual:
+    """No regression: the base alone."""
+    return ridge.zero(rows.z.shape[1])
+
+
+def rows_of(cloud: Cloud, log_base: np.ndarray, index: np.ndarray) -> tuple[ridge.Rows, float]:
+    """What a regression fits: log q - log base, less a shift, and how well it has to.
+
+    The noise is a thousandth of the scale near the top and 5 % of the excess depth below.
+    """
+    y, depth = cloud.log_q[index] - log_base[index], -cloud.log_q[index]
+    near = y[depth < cloud.core] if (depth < cloud.core).any() else y
+    shift, scale = float(np.median(near)), max(float(np.var(near)), 0.01)
+    noise = 1e-6 * max(scale, 1.0) + (0.05 * np.maximum(depth - cloud.core, 0)) ** 2
+    return ridge.Rows(cloud.z[index], y - shift, noise, scale), shift
+
+
+class Split(NamedTuple):
+    """Particles to fit to, particles to judge by, and what each of these counts."""
+
+    train: np.ndarray
+    hold: np.ndarray
+    weight: np.ndarray
+
+
+def hold_out(cloud: Cloud, rng: np.random.Generator) -> Split:
+    """A random split; half of the judges' weight is the posterior's, half is even near the top."""
+    kept, p = rng.permutation(cloud.kept), cloud.coefficients
+    share, most = (0.1, max(2250, 2.7 * p)) if cloud.big else (0.2, max(720, 3.2 * p))
+    size = int(min((1 - share) * len(kept), most))
+    train, hold = kept[:size], kept[size : size + 512]
+    near = (-cloud.log_q[hold] < cloud.core).astype(float)
+    parts = [v / v.sum() for v in (cloud.weight[hold], near) if v.sum() > 0]
+    weight = np.mean(parts, axis=0) if parts else np.full(len(hold), 1 / max(len(hold), 1))
+    return Split(train, hold, weight)
+
+
+def spread(error: np.ndarray, weight: np.ndarray) -> float:
+    """Weighted standard deviation, infinite where it cannot be had."""
+    if not len(error) or not np.isfinite(error).all():
+        return np.inf
+    return float(np.sqrt(weight @ (error - weight @ error) ** 2))
+
+
+_evaluate = jax.jit(lambda residual, z: ridge.evaluate(residual, z))
+
+
+def attempt(
+    cloud: Cloud,
+    split: Split,
+    base: Mixture,
+    log_base: np.ndarray,
+    regressions: list[tuple[str, Callable]],
+) -> list[Trial]:
+    """Fit the regressions one after the other, until one is good enough."""
+    trials = []
+    rows, shift = rows_of(cloud, log_base, split.train)
+    target = (cloud.log_q - log_base)[split.hold] - shift
+    for name, fit in regressions:
+        residual = fit(rows)
+        if len(split.hold):
+            values = in_blocks(_evaluate, residual, cloud.z[split.hold])
+            error = spread(target - values, split.weight)
+        else:
+            error = np.inf
+        trials.append(Trial(error, name, base, log_base, fit, residual, shift))
+        if error < ENOUGH:
+            break
+    return trials
+
+
+def fit_residuals(
+    key: Array, cloud: Cloud, rng: np.random.Generator, previous: Regressed | None
+) -> tuple[list[Trial], Mixture]:
+    """Bases with regressions, best held-out error first, and the mixture seen.
+
+    One Gaussian first; where a Gaussian is all it takes, no mixture is looked for.
+    """
+    split, d = hold_out(cloud, rng), cloud.z.shape[1]
+    one, log_one = standard(d), -0.5 * (cloud.z**2).sum(1) - 0.5 * d * np.log(2 * np.pi)
+    last = previous.name if previous is not None else "poly4+rbf1.5"
+    order = sorted(single_base(cloud), key=lambda r: (r[0] != "quadratic", r[0] != last))
+    trials = attempt(cloud, split, one, log_one, order)
+    best = min(trials, key=lambda t: t.error)
+    if best.error < 0.1 * np.sqrt(d) and gaussian(surrogate_of(best)) is not None:
+        return [best], one
+    mix = fit_base(key, cloud, previous)
+    log_mix = log_mixture(mix, cloud.z)
+    if mixture.num_components(mix) > 1 and best.error > GOOD:
+        trials += attempt(cloud, split, mix, log_mix, mixture_base("mix", cloud))
+        sharp = sharpen(mix, cloud, split.train)
+        if sharp is not None:
+            kinds = [*mixture_base("sharp", cloud), ("sharp", no_residual)]
+            trials += attempt(cloud, split, sharp, log_mixture(sharp, cloud.z), kinds)
+    bare = spread((cloud.log_q - log_mix)[split.hold], split.weight)
+    level = cloud.log_mass - cloud.top - np.log(np.diag(cloud.chol)).sum()
+    trials = sorted((t for t in trials if t.error <= bare), key=lambda t: t.error)
+    last_resort = Trial(bare, "mixture", mix, log_mix, no_residual, ridge.zero(d), level)
+    return [*trials, last_resort], mix
+
+
+def surrogate_of(trial: Trial) -> Surrogate:
+    """The fitted density of a trial."""
+    return Surrogate(few_sizes(trial.base), trial.residual, trial.shift)
+
+
+def finish(trial: Trial, cloud: Cloud, rng: np.random.Generator) -> Surrogate:
+    """Fit a trial's regression again, to all particles, and keep it from exploding."""
+    if trial.name == "mixture":
+        return surrogate_of(trial)
+    index = np.arange(cloud.kept)
+    if len(index) > MOST and trial.name != "quadratic":
+        index = rng.permutation(index)[:MOST]
+    rows, shift = rows_of(cloud, trial.log_base, index)
+    if trial.error > ENOUGH and not cloud.big:
+        residual = trial.fit(rows)
+        if all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(residual)):
+            trial = trial._replace(residual=residual, shift=shift)
+    surrogate = surrogate_of(trial)
+    if trial.name == "sharp" or gaussian(surrogate) is not None:
+        return surrogate
+    depth = -cloud.log_q[index]
+    top, upper = rows.y[depth < cloud.core], rows.y[depth < 2 * cloud.core]
+    return surrogate._replace(low=float(upper.min()) - 3, high=float(top.max()) + 0.5)
+
+
+# ---------------------------------------------------------------- draws
+class Proposal(NamedTuple):
+    """f with its draws: the mixture it widens, z, log f(z), s(z), and the relative ESS."""
+
+    mix: Mixture
+    wide: Mixture
+    z: np.ndarray
+    log_f: np.ndarray
+    log_s: np.ndarray
+    ess: float
+
+
+_widen = jax.jit(mixture.widen, static_argnums=(1, 2))
+
+
+def draw_from(
+    key: Array, surrogate: Surrogate, mix: Mixture, rule: "Regression", n: int
+) -> Proposal:
+    """Draws from a mixture a little wider than s, fitted anew to s while they weigh badly."""
+    d = mix.mean.shape[1]
+    found = gaussian(surrogate)
+    mean, chol = found if found is not None else (np.zeros(d), np.eye(d))
+    if found is not None:
+        mix = Mixture._make((np.zeros(1), mean[None], chol[None]))
+    best: Proposal | None = None
+    for again in jax.random.split(key, 4):
+        wide = _widen(few_sizes(mix), rule.spread, rule.wide, mean, chol)
+        z, log_f, log_s = propose(surrogate, wide, n, seed_of(again))
+        now = Proposal(mix, wide, z, log_f, log_s, ess(log_s - log_f) / n)
+        best = now if best is None or now.ess > best.ess else best
+        if now.ess > 0.5:
+            break
+        w, mean, chol = summary(z, log_s - log_f)
+        mix = jax.tree.map(np.asarray, mixture.clusters(again, z, w, start=mix))
+    assert best is not None
+    return best
+
+
+# ---------------------------------------------------------------- the rule
+@dataclass(frozen=True)
+class Regression:
+    """Densities by regression; see `regression`."""
+
+    spread: float = 0.2
+    wide: float = 0.1
+    most_gain: float = 0.4
+    guard: ClassVar[float] = 0.01
+    jittable: ClassVar[bool] = False
+    exact: ClassVar[str] = "auto"
+
+    def fit(
+        self,
+        key: Array,
+        theta: ArrayLike,
+        log_q: ArrayLike,
+        log_w: ArrayLike,
+        *,
+        num_draws: int,
+        previous: Regressed | None = None,
+    ) -> Regressed:
+        """Fit a density to the values log q at the particles.
+
+        Fits are taken in order of their held-out error. One is refused that puts mass where the
+        particles had none: its mass over theirs by more than `most_gain` nats, or draws of no use.
+
+        Args:
+            key: a JAX key.
+            theta: particles, (n, d); log_q may be -inf at some.
+            log_q: log-density at them, up to a constant.
+            log_w: log-weights, log_q less the log-density the particles were drawn from.
+            num_draws: draws that normalise the result, kept as its `draws`.
+            previous: the last fitted density, tried as a start.
+        """
+        with jax.enable_x64(True):
+            first, second = jax.random.split(key)
+            rng = np.random.default_rng(seed_of(key))
+            cloud = whiten(theta, log_q, log_w)
+            trials, mix = fit_residuals(first, cloud, rng, previous)
+            log_det = float(np.log(np.diag(cloud.chol)).sum())
+            for refused, trial in enumerate(trials):
+                surrogate = finish(trial, cloud, rng)
+                start = trial.base if trial.name.startswith("sharp") else mix
+                proposal = draw_from(second, surrogate, start, self, num_draws)
+                mass = log_mean_exp(proposal.log_s - proposal.log_f)
+                gain = mass + log_det + cloud.top - cloud.log_mass
+                sound = gaussian(surrogate) is not None
+                if sound or (gain < self.most_gain and proposal.ess > 0.02):
+                    break
+            host = partial(jax.tree.map, np.asarray)
+            fitted = Regressed(
+                host(surrogate), host(proposal.wide), proposal.mix, cloud.mean, cloud.chol,
+                log_normaliser=mass, name=trial.name, error=trial.error,
+                num_components=mixture.num_components(mix), refused=refused,
+                ess=proposal.ess, gain=gain,
+            )  # fmt: skip
+            draws = fitted._coloured(proposal.z, proposal.log_f, proposal.log_s)
+        return replace(fitted, draws=draws)
+
+
+def regression(*, spread: float = 0.2, wide: float = 0.1, most_gain: float = 0.4) -> Regression:
+    """Densities by regression, the default: f a Gaussian mixture, log q regressed on top of it.
+
+    A kernel estimate throws away that log q is *known* at the particles. Here
+    s = log base + r, with r fitted to log q - log base by regularised least squares, is the
+    density meant, and f, a mixture a little wider, the one drawn from.
+
+    Args:
+        spread: f's covariances are 1 + sqrt(spread / d) times those of s.
+        wide: share of f in one Gaussian over everything.
+        most_gain: nats of mass that a fit may have beyond the particles' own.
+
+    Example:
+        >>> import jax
+        >>> from pmd.densities.regression import regression
+        >>> theta = jax.random.normal(jax.random.key(0), (500, 2))
+        >>> log_q = -0.5 * (theta**2).sum(1)
+        >>> fitted = regression().fit(jax.random.key(1), theta, log_q, 0 * log_q, num_draws=500)
+        >>> fitted.name, fitted.error < 1e-3
+        ('quadratic', True)
+    """
+    return Regression(spread, wide, most_gain)

@@ -1,0 +1,232 @@
+"""What a regression leaves behind: a log-density that can be evaluated, and a mixture to draw from.
+
+Everything is computed in whitened coordinates z = chol^-1 (theta - mean) and in float64, whatever
+the caller's precision; arrays are kept as NumPy arrays, so that nothing of it leaks.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from scipy.linalg import solve_triangular
+from scipy.special import logsumexp
+
+from pmd.densities import mixture, ridge
+from pmd.densities.mixture import Draws, Mixture
+
+BLOCK = 512
+
+
+class Surrogate(NamedTuple):
+    """s(z) = log base(z) + shift + clip(r(z), low, high)."""
+
+    base: Mixture
+    residual: ridge.Residual
+    shift: float
+    low: float = -np.inf
+    high: float = np.inf
+
+
+def log_density(surrogate: Surrogate, z: Array) -> Array:
+    """s at whitened points (n, d), as a traceable function."""
+    residual = jnp.clip(ridge.evaluate(surrogate.residual, z), surrogate.low, surrogate.high)
+    return mixture.log_prob(surrogate.base, z) + surrogate.shift + residual
+
+
+def gaussian(surrogate: Surrogate) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and Cholesky factor where s is a Gaussian: one base, a negative definite quadratic."""
+    residual, base = surrogate.residual, surrogate.base
+    if not isinstance(residual, ridge.Quadratic) or mixture.num_components(base) > 1:
+        return None
+    inverse = np.linalg.inv(np.asarray(base.chol[0]))
+    precision = inverse.T @ inverse - np.asarray(residual.curvature)
+    if not np.isfinite(precision).all() or np.linalg.eigvalsh(precision)[0] < 0.05:
+        return None
+    cov = np.linalg.inv(precision)
+    slope = np.asarray(residual.slope) + inverse.T @ inverse @ np.asarray(base.mean[0])
+    return cov @ slope, np.linalg.cholesky(cov)
+
+
+def few_sizes(mix: Mixture) -> Mixture:
+    """The same mixture with unused components up to 1, 2, 4, 8, ... of them, as NumPy arrays."""
+    log_pi, mean, chol = (np.asarray(a, np.float64) for a in mix)
+    more = 2 ** (len(log_pi) - 1).bit_length() - len(log_pi)
+    again = np.concatenate([np.arange(len(log_pi)), np.zeros(more, int)])
+    log_pi = np.concatenate([log_pi, np.full(more, -np.inf)])
+    return Mixture._make((log_pi, mean[again], chol[again]))
+
+
+def in_blocks(function: Callable[..., Any], fixed: Any, *rows: np.ndarray) -> Any:
+    """function(fixed, *rows) by blocks of at most 512 rows: one compiled program for any number."""
+    n = len(rows[0])
+    size = min(BLOCK, ridge.padded_size(n))
+    fixed = jax.tree.map(jnp.asarray, fixed)
+    parts = []
+    for i in range(0, n, size):
+        block = [a[i : i + size] for a in rows]
+        more = size - len(block[0])
+        if more:
+            block = [np.concatenate([a, np.repeat(a[:1], more, axis=0)]) for a in block]
+        parts.append(function(fixed, *block))
+    return jax.tree.map(lambda *a: np.concatenate([np.asarray(x) for x in a])[:n], *parts)
+
+
+_log_density = jax.jit(log_density)
+_log_mixture = jax.jit(mixture.log_prob)
+
+
+@jax.jit
+def _propose(pair: tuple[Surrogate, Mixture], u: Array) -> tuple[Array, Array, Array]:
+    surrogate, proposal = pair
+    z = mixture.transport(proposal, u)
+    return z, mixture.log_prob(proposal, z), log_density(surrogate, z)
+
+
+def log_mixture(mix: Mixture, z: np.ndarray) -> np.ndarray:
+    """log-density of a mixture at whitened points."""
+    return in_blocks(_log_mixture, few_sizes(mix), z)
+
+
+def propose(
+    surrogate: Surrogate, proposal: Mixture, n: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """n draws z from the proposal (scrambled Sobol), log f(z) and s(z)."""
+    u = mixture.sobol(seed, n, proposal.mean.shape[1] + 1)
+    return in_blocks(_propose, (surrogate, proposal), u)
+
+
+def seed_of(key: Array) -> int:
+    """A seed for NumPy from a JAX key."""
+    return int(jax.random.bits(key, dtype=np.uint32))
+
+
+def ess(log_w: np.ndarray) -> float:
+    """Effective number of draws."""
+    return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
+
+
+@dataclass(frozen=True, eq=False)
+class Regressed:
+    """A density by regression: log q = s, normalised, and f, a little wider, to draw from.
+
+    Attributes:
+        surrogate: s, up to its normaliser, in whitened coordinates.
+        proposal: f in whitened coordinates.
+        mix: the mixture that f widens; where the next fit starts.
+        mean: theta = mean + chol z.
+        chol: lower Cholesky factor.
+        log_normaliser: log of the integral of exp s, by importance draws from f.
+        name: what was fitted.
+        error: standard deviation of log q - s over particles held out, in nats.
+        num_components: clusters seen.
+        refused: fits that were better by that error, but invented mass.
+        ess: effective number of f's draws under s, as a fraction.
+        gain: log of the mass of s over that of the particles.
+        draws: those of the fit itself, num_draws of them; None once saved and loaded.
+    """
+
+    surrogate: Surrogate = field(repr=False)
+    proposal: Mixture = field(repr=False)
+    mix: Mixture = field(repr=False)
+    mean: np.ndarray = field(repr=False)
+    chol: np.ndarray = field(repr=False)
+    log_normaliser: float
+    name: str
+    error: float
+    num_components: int
+    refused: int = 0
+    ess: float = np.nan
+    gain: float = np.nan
+    draws: Draws | None = field(default=None, repr=False)
+
+    def log_prob(self, theta: ArrayLike) -> np.ndarray:
+        """Normalised log-density at theta (n, d): (n,), float64."""
+        with jax.enable_x64(True):
+            value = in_blocks(_log_density, self.surrogate, self._whiten(np.asarray(theta)))
+        return value - self.log_normaliser - self._log_det
+
+    def log_prob_traced(self, theta: Array) -> Array:
+        """`log_prob` for use inside traced functions, for (n, d) or (d,), in theta's own dtype.
+
+        It is computed in float64 all the same: a kernel's coefficients cancel, and float32 would
+        leave errors of many nats.
+        """
+        with jax.enable_x64(True):
+            wide = jnp.asarray(theta, jnp.float64).reshape(-1, len(self.mean))
+            z = (wide - self.mean) @ jnp.asarray(self._whitening.T)
+            value = _log_density(jax.tree.map(jnp.asarray, self.surrogate), z)
+            value = value - (self.log_normaliser + self._log_det)
+            return value.astype(theta.dtype).reshape(theta.shape[:-1])
+
+    def draw(self, key: Array, n: int) -> Draws:
+        """n draws from f, scrambled Sobol, with log f and the normalised log q at them."""
+        with jax.enable_x64(True):
+            return self._coloured(*propose(self.surrogate, self.proposal, n, seed_of(key)))
+
+    def normalise(self, key: Array, num_draws: int) -> "Regressed":
+        """The same density with a normaliser from `num_draws` new draws."""
+        with jax.enable_x64(True):
+            _, log_f, log_s = propose(self.surrogate, self.proposal, num_draws, seed_of(key))
+        return replace(self, log_normaliser=log_mean_exp(log_s - log_f), draws=None)
+
+    def pack(self) -> dict[str, np.ndarray]:
+        """Everything but the draws as named arrays."""
+        parts: dict[str, Any] = {"rule": "regression", "mean": self.mean, "chol": self.chol}
+        for name in ("base", "residual"):
+            for key, value in _flat(getattr(self.surrogate, name)).items():
+                parts[f"{name}_{key}"] = value
+        for name in ("proposal", "mix"):
+            parts |= {f"{name}_{k}": v for k, v in _flat(getattr(self, name)).items()}
+        parts |= {k: getattr(self.surrogate, k) for k in ("shift", "low", "high")}
+        parts |= {k: getattr(self, k) for k in _SCALARS}
+        return {k: np.asarray(v) for k, v in parts.items()}
+
+    @staticmethod
+    def unpack(parts: Mapping[str, np.ndarray]) -> "Regressed":
+        """The inverse of `pack`."""
+        take = lambda kind, name: kind._make(parts[f"{name}_{k}"] for k in kind._fields)  # noqa: E731
+        if "residual_centres" in parts:
+            shape = ridge.Shape(*(float(x) for x in parts["residual_shape"]))
+            pair = (parts["residual_centres"], parts["residual_coefficients"])
+            residual: ridge.Residual = ridge.Kernel._make((*pair, shape))
+        else:
+            residual = take(ridge.Quadratic, "residual")
+        limits = (float(parts[k]) for k in ("shift", "low", "high"))
+        surrogate = Surrogate(take(Mixture, "base"), residual, *limits)
+        scalars = {k: parts[k].item() for k in _SCALARS}
+        arrays = (take(Mixture, "proposal"), take(Mixture, "mix"), parts["mean"], parts["chol"])
+        return Regressed(surrogate, *arrays, **scalars)
+
+    @property
+    def _log_det(self) -> float:
+        return float(np.log(np.diag(self.chol)).sum())
+
+    @property
+    def _whitening(self) -> np.ndarray:
+        return solve_triangular(self.chol, np.eye(len(self.mean)), lower=True)
+
+    def _whiten(self, theta: np.ndarray) -> np.ndarray:
+        return (theta.astype(np.float64) - self.mean) @ self._whitening.T
+
+    def _coloured(self, z: np.ndarray, log_f: np.ndarray, log_s: np.ndarray) -> Draws:
+        log_q = log_s - self.log_normaliser - self._log_det
+        return Draws._make((self.mean + z @ self.chol.T, log_f - self._log_det, log_q))
+
+
+_SCALARS = (
+    "log_normaliser", "name", "error", "num_components", "refused", "ess", "gain",
+)  # fmt: skip
+
+
+def _flat(fields: NamedTuple) -> dict[str, np.ndarray]:
+    return {k: np.asarray(v) for k, v in fields._asdict().items()}
+
+
+def log_mean_exp(log_w: np.ndarray) -> float:
+    """log of the mean of exp(log_w)."""
+    return float(logsumexp(log_w) - np.log(len(log_w)))
