@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pmd import data, densities, schedules
+    from pmd.algorithm import mirror_descent
     from pmd.certificate import Certificate
     from pmd.errors import PmdError
     from pmd.fitting import fit
-    from pmd.algorithm import mirror_descent
     from pmd.posterior import Posterior
     from pmd.problem import Problem
     from pmd.rejuvenate import every_step, never, switch, when_degenerate
