@@ -262,7 +262,8 @@ class Certificate:
     def __str__(self) -> str:
         """One paragraph: the verdict, why, and the figures."""
         sentences = [f"Verdict: {self.verdict}.", *self.reasons, self._figures(), *self.warnings]
-        return textwrap.fill(" ".join(sentence.strip() for sentence in sentences), 79)
+        text = " ".join(sentence.strip() for sentence in sentences)
+        return textwrap.fill(text, 79, break_on_hyphens=False)
 
     def _figures(self) -> str:
         parts = [

@@ -118,9 +118,10 @@ def combine(
     # error e leaves at least e^2 of the particles' own variance.
     corrected = np.maximum(corrected, min(1.0, np.nan_to_num(points.error)) ** 2 * noise)
     drawn, square = sums(draws(), np.stack([points.u, points.u**2], 1))
-    spread = square[1] - 2 * drawn[0] * drawn[1] + drawn[0] ** 2 * (points.u @ points.u)
-    value = drawn[0] + shift
-    sd = root(square[0] + second[1] - value**2)
+    with np.errstate(invalid="ignore"):
+        spread = square[1] - 2 * drawn[0] * drawn[1] + drawn[0] ** 2 * (points.u @ points.u)
+        value = drawn[0] + shift
+        sd = root(square[0] + second[1] - value**2)
     both = Estimate(value, root(corrected + spread), sd, "density")
     return both if using == "density" or better(both, alone) else alone
 
@@ -277,7 +278,7 @@ class Function:
         leaves, treedef = jax.tree.flatten(self.shape)
         ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
         pieces = np.split(flat, ends)
-        values = [p.reshape(leaf.shape) for p, leaf in zip(pieces, leaves, strict=True)]
+        values = [p.reshape(leaf.shape)[()] for p, leaf in zip(pieces, leaves, strict=True)]
         return jax.tree.unflatten(treedef, values)
 
 

@@ -43,7 +43,7 @@ class Parameters:
         """Plain numbers (..., D) in the user's own structure, every leaf with the leading axes."""
         pieces = np.split(plain, np.cumsum(self.sizes)[:-1], axis=-1)
         values = [
-            piece.reshape(plain.shape[:-1] + leaf.shape)
+            piece.reshape(plain.shape[:-1] + leaf.shape)[()]
             for piece, leaf in zip(pieces, self.leaves, strict=True)
         ]
         return jax.tree.unflatten(self.structure.treedef, values)
@@ -63,7 +63,8 @@ class Parameters:
                     f"theta: {leaf.path or 'the parameter'} has shape {array.shape}; it must be "
                     f"{leaf.shape} for one parameter{batch}, all leaves alike"
                 )
-        rows = [array.reshape(math.prod(shape), -1) for array in arrays]
+        pairs = zip(arrays, self.sizes, strict=True)
+        rows = [array.reshape(math.prod(shape), size) for array, size in pairs]
         return np.concatenate(rows, axis=1), shape
 
     def constrain(self, free: np.ndarray) -> np.ndarray:

@@ -55,6 +55,8 @@ def corner(
     ends = spans(plain[:, chosen], weights)
     marks = None if truth is None else posterior.cloud.parameters.flatten(truth)[0][0, chosen]
     names = [posterior.names[j] for j in chosen]
+    # Of two numbers the fitted density can be drawn itself; more would have to be integrated out.
+    whole = chosen == [0, 1] == list(range(len(posterior.names))) and posterior.using == "density"
     for i in range(n):
         for j in range(n):
             panel = axes[i, j]
@@ -62,10 +64,13 @@ def corner(
                 panel.set_axis_off()
                 continue
             x, y = plain[:, chosen[j]], plain[:, chosen[i]]
+            box = ends[[j, i]]
             if i == j:
                 marginal(panel, x, weights, ends[i], colour)
+            elif whole:
+                contours(panel, exact(posterior, box), box, colour)
             else:
-                pair(panel, x, y, weights, ends[j], ends[i], colour)
+                contours(panel, joint(x, y, weights, box), box, colour)
             if marks is not None:
                 mark(panel, marks[j], None if i == j else marks[i])
             dress(panel, names[j] if i == n - 1 else "", names[i] if j == 0 < i else "", i == j)
@@ -117,7 +122,7 @@ def smooth(histogram: np.ndarray, effective: float) -> np.ndarray:
 
     axes = histogram.ndim
     # Scott's rule, for points whose sd is a sixth of the span.
-    width = max(0.8, CELLS / 6 * effective ** (-1 / (axes + 4)) / 1.6)
+    width = max(0.8, CELLS / 6 * effective ** (-1 / (axes + 4)) / 1.3)
     return np.maximum(gaussian_filter(histogram, width, mode="nearest"), 0.0)
 
 
@@ -130,36 +135,45 @@ def marginal(panel: Any, x: np.ndarray, weights: np.ndarray, ends: np.ndarray, c
     """The density of one number as a filled line."""
     mass, edges = np.histogram(x, CELLS, tuple(ends), weights=weights)
     density = smooth(mass, number_of(weights)) / (edges[1] - edges[0])
-    middle = 0.5 * (edges[1:] + edges[:-1])
-    panel.fill_between(middle, density, color=colour, alpha=0.25, linewidth=0)
-    panel.plot(middle, density, color=colour, linewidth=1.4)
+    panel.fill_between(middle(ends), density, color=colour, alpha=0.25, linewidth=0)
+    panel.plot(middle(ends), density, color=colour, linewidth=1.4)
     panel.set_xlim(*ends)
     panel.set_ylim(0, 1.12 * density.max())
 
 
-def pair(
-    panel: Any,
-    x: np.ndarray,
-    y: np.ndarray,
-    weights: np.ndarray,
-    across: np.ndarray,
-    up: np.ndarray,
-    colour: str,
-) -> None:
-    """The density of two numbers as filled contours of highest density."""
+def joint(x: np.ndarray, y: np.ndarray, weights: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The smoothed joint density of two numbers on a grid of cells."""
+    mass, _, _ = np.histogram2d(x, y, CELLS, tuple(map(tuple, ends)), weights=weights)
+    return smooth(mass, number_of(weights))
+
+
+def exact(posterior: "Posterior", ends: np.ndarray) -> np.ndarray:
+    """The fitted density itself on the same grid, where two numbers are all there are."""
+    x, y = np.meshgrid(*map(middle, ends), indexing="ij")
+    theta = posterior.cloud.parameters.tree(np.stack([x.ravel(), y.ravel()], 1))
+    log_prob = posterior.log_prob(theta)
+    return np.exp(log_prob - log_prob.max()).reshape(CELLS, CELLS)
+
+
+def middle(ends: np.ndarray) -> np.ndarray:
+    """Middles of the cells of an axis."""
+    edges = np.linspace(*ends, CELLS + 1)
+    return 0.5 * (edges[1:] + edges[:-1])
+
+
+def contours(panel: Any, density: np.ndarray, ends: np.ndarray, colour: str) -> None:
+    """Filled contours of highest density."""
     from matplotlib.colors import to_rgba
 
-    mass, columns, rows = np.histogram2d(x, y, CELLS, (tuple(across), tuple(up)), weights=weights)
-    density = smooth(mass, number_of(weights))
-    middle = [0.5 * (edges[1:] + edges[:-1]) for edges in (columns, rows)]
     falling = np.sort(density.ravel())[::-1]
     inside = np.cumsum(falling) / falling.sum()
     levels = np.unique([falling[np.searchsorted(inside, share)] for share in MASSES])
     shades = [to_rgba(colour, shade) for shade in np.linspace(0.15, 0.75, len(levels))]
-    panel.contourf(*middle, density.T, [*levels, np.inf], colors=shades)
-    panel.contour(*middle, density.T, levels, colors=[colour], linewidths=0.6)
-    panel.set_xlim(*across)
-    panel.set_ylim(*up)
+    x, y = map(middle, ends)
+    panel.contourf(x, y, density.T, [*levels, 1.01 * density.max()], colors=shades)
+    panel.contour(x, y, density.T, levels, colors=[colour], linewidths=0.6)
+    panel.set_xlim(*ends[0])
+    panel.set_ylim(*ends[1])
 
 
 def mark(panel: Any, x: float, y: float | None) -> None:

@@ -210,7 +210,7 @@ class Posterior:
         if n <= self.ess or self.cloud.moments().using == "particles":
             chosen = systematic(np.exp(self.log_weights), n, rng)
             return self.cloud.parameters.tree(self.cloud.plain[chosen])
-        theta, weights = self.cloud.draw(seed_to_key(seed), max(4 * n, DRAWS))
+        theta, weights = self.cloud.draw(seed_to_key(seed), max(2 * n, DRAWS))
         free = theta[systematic(weights, n, rng)]
         return self.cloud.parameters.tree(self.cloud.parameters.constrain(free))
 
@@ -230,8 +230,8 @@ class Posterior:
             )
         plain, shape = self.cloud.parameters.flatten(theta)
         free = self.cloud.parameters.free(plain)
-        outside = ~np.isfinite(free).all(1)
-        free[outside] = self.theta[0]
+        outside = np.logical_not(np.isfinite(free).all(axis=1))
+        free = np.where(np.expand_dims(outside, 1), self.theta[0], free)
         values = self.cloud.log_prob(free) - self.cloud.parameters.log_det(free)
         values[outside] = np.where(np.isnan(plain[outside]).any(1), np.nan, -np.inf)
         return values.reshape(shape)[()]
@@ -306,7 +306,7 @@ class Posterior:
 
     def update(self, data: Any, **options: Any) -> "Posterior":
         """The posterior after new rows: the recursion goes on from here."""
-        from pmd.fit import update
+        from pmd.update import update
 
         return update(self, data, **options)
 
