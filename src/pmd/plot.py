@@ -157,7 +157,7 @@ def exact(posterior: "Posterior", ends: np.ndarray) -> np.ndarray:
 
 def middle(ends: np.ndarray) -> np.ndarray:
     """Middles of the cells of an axis."""
-    edges = np.linspace(*ends, CELLS + 1)
+    edges = np.linspace(ends[0], ends[1], CELLS + 1)
     return 0.5 * (edges[1:] + edges[:-1])
 
 
