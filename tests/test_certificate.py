@@ -117,12 +117,20 @@ RULES = [
     ({"exact": "never", "num_modes": 2}, "do not trust", "2 components"),
     ({"exact": "never", "num_modes": 2, "second_run": "agrees"}, "trust", "second run agrees"),
     ({"exact": "never", "num_modes": 1}, "trust", "No poor fit"),
+    ({"exact": "never", "worst_kept_error": math.nan}, "means only", "were not measured"),
+    ({"exact": "never", "worst_kept_error": math.nan, "kept": 0}, "trust", "No poor fit"),
     ({"exact": "auto", "num_modes": 6}, "trust", "No poor fit"),
     ({"unchecked_poor_fits": 1}, "means only", "1 poor fit went unchecked"),
     ({"unchecked_poor_fits": 2}, "means only", "2 poor fits went unchecked"),
     ({"unchecked_poor_fits": 2, "second_run": "agrees"}, "trust", "second run agrees"),
     ({"second_run": "disagrees"}, "do not trust", "pools both"),
     ({"second_run": "agrees", "pareto_k": 0.8}, "do not trust", "few particles carry"),
+    # Updates
+    ({"earlier_verdict": "trust", "earlier_error": 0.04}, "trust", "Earlier rows"),
+    ({"earlier_verdict": "trust", "earlier_error": 0.05}, "means only", "0.05 nats"),
+    ({"earlier_verdict": "trust", "earlier_error": math.nan}, "do not trust", "nan nats"),
+    ({"earlier_verdict": "means only"}, "means only", "Earlier rows"),
+    ({"earlier_verdict": "do not trust"}, "do not trust", "Earlier rows"),
 ]
 
 

@@ -106,7 +106,10 @@ class Certificate:
       .1 sqrt(d) for "means only"; no fit may have gone unmeasured and no step been guarded.
     - Every poor fit was checked against the exact iterate, or an independent second run agrees.
       More than one component and `exact="never"`: "do not trust" until one does.
+    - `exact="never"` and fits whose errors nobody measured: not more than "means only".
     - A second run that disagrees: "do not trust".
+    - After an update the verdict is no better than that on the earlier rows, and the error of the
+      density that stands for them counts as minibatch noise does.
 
     Attributes:
         pareto_k: tail of the last weights.
@@ -132,6 +135,8 @@ class Certificate:
         unseen_mass: share of the mass that one of two independent runs did not see,
             1 - exp(-|log Z1 - log Z2|); nan before there is a second run.
         second_run: None, "agrees" or "disagrees".
+        earlier_verdict: after an update, the verdict on the posterior that was updated, else None.
+        earlier_error: held-out error in nats of the density that stands for its rows.
         warnings: what was said before the run, as sentences.
     """
 
@@ -157,6 +162,8 @@ class Certificate:
     num_modes: int = 1
     unseen_mass: float = math.nan
     second_run: str | None = None
+    earlier_verdict: str | None = None
+    earlier_error: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -189,6 +196,8 @@ class Certificate:
     def _findings(self) -> list[tuple[int, str]]:
         """Every rule's level (index of a verdict) and sentence."""
         findings = [self._tail(), self._number(), self._last_step(), self._second_run()]
+        if self.earlier_verdict is not None:
+            findings.append(self._earlier(self.earlier_verdict))
         figures = (self.log_evidence, self.ess)
         if not all(math.isfinite(figure) for figure in figures):
             findings.append((2, "The weights or the log-evidence are not finite."))
@@ -252,12 +261,25 @@ class Certificate:
                 f"{self.num_modes} components were seen and no fit was checked (exact='never'): "
                 "mass may be lost until an independent second run agrees (certify)."
             )
+        if self.exact == "never" and self.kept and math.isnan(self.worst_kept_error):
+            return 1, (
+                "No fit was checked (exact='never') and their errors were not measured: mass may be "
+                "lost until an independent second run agrees (certify)."
+            )
         if self.unchecked_poor_fits:
             return 1, (
                 f"{count(self.unchecked_poor_fits, 'poor fit')} went unchecked: mass may be lost "
                 "until an independent second run agrees (certify)."
             )
         return 0, "No poor fit went unchecked."
+
+    def _earlier(self, verdict: str) -> tuple[int, str]:
+        share = self.earlier_error / math.sqrt(self.dimension)
+        level = 0 if share <= NOISE_TRUST else 1 if share <= NOISE_MEANS else 2
+        return max(level, VERDICTS.index(verdict)), (
+            f"Earlier rows entered as the density fitted to them (verdict {verdict!r}, error "
+            f"{self.earlier_error:.2g} nats, {share:.2g} a root of the dimension)."
+        )
 
     def __str__(self) -> str:
         """One paragraph: the verdict, why, and the figures."""
