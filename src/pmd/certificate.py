@@ -263,8 +263,8 @@ class Certificate:
             )
         if self.exact == "never" and self.kept and math.isnan(self.worst_kept_error):
             return 1, (
-                "No fit was checked (exact='never') and their errors were not measured: mass may be "
-                "lost until an independent second run agrees (certify)."
+                "No fit was checked (exact='never') and their errors were not measured: mass may "
+                "be lost until an independent second run agrees (certify)."
             )
         if self.unchecked_poor_fits:
             return 1, (
