@@ -139,6 +139,6 @@ def mirror_descent(
     )  # fmt: skip
     blocks = Blocks.choose(num_particles, BATCH, num_data)
     most = 1 if plan.density.jittable else GROWTH
-    mover = Mover(flat, blocks, plan.density, plan.exact, int(num_particles), most)
+    mover = Mover(flat, blocks, plan.density, plan.exact, int(num_particles), most=most)
     return MirrorDescent(flat, mover, num_data, int(num_particles), plan.step_size, plan.rejuvenate)
 

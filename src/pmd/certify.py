@@ -168,7 +168,7 @@ def refit(
     key = jax.random.fold_in(jax.random.key(seed), 0xF17)
     rule = regression()
     fitted = rule.fit(key, theta, log_q, log_w, num_draws=len(theta) // 2, previous=None)
-    return fitted.normalise(NORMALISING)
+    return fitted.normalise(jax.random.fold_in(key, 1), NORMALISING)
 
 
 def same_modes(

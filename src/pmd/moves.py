@@ -7,7 +7,7 @@ iterate instead.  The error borne grows with the price.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from pmd import exact as exact_iterate
+from pmd.clock import Clock
 from pmd.likelihood import Blocks
 from pmd.mirror import State, log_weights, relocate
 from pmd.problem import Flat
@@ -41,8 +42,6 @@ class MoveInfo(NamedTuple):
     count: int  # particles after the move
     evaluations: float  # likelihood evaluations spent on checks, in passes of one particle
     seconds: float
-    walk_seconds: float = 0.0
-    likelihood_seconds: float = 0.0
     bad: int = 0
 
 
@@ -121,6 +120,7 @@ class Mover:
     density: Any
     exact: str  # "auto", "never", "always"
     num_particles: int
+    clock: Clock = field(default_factory=Clock)
     most: int = 4  # times num_particles: what the number may grow to while fits are poor
 
     @property
@@ -163,11 +163,27 @@ class Mover:
             allowance: likelihood evaluations that the checks may cost.
         """
         began = time.perf_counter()
-        if self.density.jittable:
-            redraw = Redraw(self.flat, self.density)
-            state, fitted = redrawn(redraw, key, state, jnp.asarray(count, jnp.int32))
-            action, audit, spent, bad = "fit", np.nan, 0.0, 0
-            return state, self.info(action, fitted, audit, state, spent, began, bad)
+        with self.clock("move"):
+            if self.density.jittable:
+                redraw = Redraw(self.flat, self.density)
+                state, fitted = redrawn(redraw, key, state, jnp.asarray(count, jnp.int32))
+                return state, self.info("fit", fitted, np.nan, state, 0.0, began)
+            return self.fit_and_check(
+                key, state, rows, count, previous, exact_next, allowance, began
+            )
+
+    def fit_and_check(
+        self,
+        key: Array,
+        state: State,
+        rows: PyTree,
+        count: int,
+        previous: MoveInfo | None,
+        exact_next: bool,
+        allowance: float,
+        began: float,
+    ) -> tuple[State, MoveInfo]:
+        """A move of a density that is fitted on the host: keep, re-weigh, or walk."""
         fit_key, draw_key, check_key = jax.random.split(key, 3)
         theta, log_q, log_w = live(state)
         fitted = self.density.fit(
@@ -187,17 +203,15 @@ class Mover:
         draws = fitted.draw(draw_key, count)
         state = place(self.flat, state, draws.theta, draws.log_q, draws.log_f)
         action, audit, spent, bad = "fit", np.nan, 0.0, 0
-        begun = time.perf_counter()
         if checked and not exact_next and price * (count + AUDITED) <= allowance:
             state, action, audit, spent, bad = self.check(
                 check_key, state, it, rows, REWEIGH * root * (1 + 2 * price), float(fitted.error)
             )
-        info = self.info(action, fitted, audit, state, spent, began, bad)
-        return state, info._replace(likelihood_seconds=time.perf_counter() - begun)
+        return state, self.info(action, fitted, audit, state, spent, began, bad)
 
     def info(
         self, action: str, fitted: Any, audit: float, state: State, spent: float, began: float,
-        bad: int,
+        bad: int = 0,
     ) -> MoveInfo:  # fmt: skip
         """The record of a move."""
         count = int(state.count)
@@ -236,8 +250,11 @@ class Mover:
         """The exact log q at some vectors (relative to the reference), through one program."""
         points = jnp.asarray(padded(np.asarray(theta, it.reference.dtype), capacity, theta[0]))
         count = jnp.asarray(len(theta), jnp.int32)
-        value, _, sums = exact_iterate.log_density(self.flat, self.blocks, it, rows, points, count)
-        return np.asarray(value, np.float64)[: len(theta)], int(sums.bad)
+        with self.clock("likelihood"):
+            value, _, sums = exact_iterate.log_density(
+                self.flat, self.blocks, it, rows, points, count
+            )
+            return np.asarray(value, np.float64)[: len(theta)], int(sums.bad)
 
     def walk(
         self, key: Array, state: State, it: Any, rows: PyTree, count: int
@@ -245,16 +262,18 @@ class Mover:
         """Resample to `count` particles and let them walk under the exact iterate."""
         began = time.perf_counter()
         count = min(count, len(state.theta))
-        end, log_prior = exact_iterate.walk(
-            self.flat, self.blocks, key, state, it, rows, count
-        )
+        with self.clock("walk"):
+            end, log_prior = exact_iterate.walk(
+                self.flat, self.blocks, key, state, it, rows, count
+            )
+            jax.block_until_ready(end)
         theta, log_q = np.asarray(end.theta), np.asarray(end.log_q - end.offset, np.float64)
         state = place(self.flat, state, theta, log_q, log_q, np.asarray(log_prior))
         price = float(it.seen) / len(state.row_weights)
         seconds = time.perf_counter() - began
         spent = count * price * (1 + int(end.sweeps))
         return state, MoveInfo(
-            "walk", None, np.nan, np.nan, 1.0, count, spent, seconds, seconds, bad=int(end.bad)
+            "walk", None, np.nan, np.nan, 1.0, count, spent, seconds, bad=int(end.bad)
         )
 
 

@@ -1,6 +1,5 @@
 """From the end of a run to a posterior: the last density, evidence, noise, certificate."""
 
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -50,8 +49,7 @@ def posterior_of_run(
         run.flat, run.mover, run.state, run.next_key(), record,
         evidence=evidence, noise=noise, exact_last=run.exact_last, atoms=atoms, previous=previous,
     )  # fmt: skip
-    seconds = {**run.seconds, "all": time.perf_counter() - run.began}
-    posterior.settings["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
+    posterior.settings["seconds"] = run.clock.shares()
     return posterior
 
 
@@ -94,11 +92,12 @@ def final_density(mover: Mover, state: State, key: Array, previous: Any) -> Any:
     if mover.density.jittable:
         return Redraw(mover.flat, mover.density).fitted(key, state)
     theta, log_q, log_w = live(state)
+    fit_key, normalise_key = jax.random.split(key)
     fitted = mover.density.fit(
-        key, theta, log_q, log_w, num_draws=mover.num_particles, previous=previous
+        fit_key, theta, log_q, log_w, num_draws=mover.num_particles, previous=previous
     )
     normalise = getattr(fitted, "normalise", None)
-    return fitted if normalise is None else normalise(NORMALISING)
+    return fitted if normalise is None else normalise(normalise_key, NORMALISING)
 
 
 def minibatch_noise(run: Run) -> tuple[float, int]:

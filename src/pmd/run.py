@@ -1,6 +1,5 @@
 """One run: stretches of compiled steps with moves between them, then steps on all rows."""
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from pmd.budget import Budget
+from pmd.clock import Clock
 from pmd.faults import not_finite
 from pmd.likelihood import Blocks
 from pmd.mirror import Info, State, Steps, initial, log_weights, stretch
@@ -70,7 +70,8 @@ class Run:
         adaptive = (not plan.density.jittable and plan.exact != "never") or self._grows(plan)
         most = STARTING if adaptive else 1
         m = plan.most_particles
-        self.mover = Mover(flat, blocks, plan.density, plan.exact, m, most)
+        self.clock = Clock()
+        self.mover = Mover(flat, blocks, plan.density, plan.exact, m, self.clock, most)
         self.budget = Budget(plan, m)
         self.capacity = blocks.capacity(m * most)
         self.count = m * most if adaptive else plan.particles_at(0.0)
@@ -79,8 +80,6 @@ class Run:
         self.count = self.affordable(self.count)
         self.history: list[dict[str, Any]] = []
         self.last_move: MoveInfo | None = None
-        self.seconds = {"likelihood": 0.0, "move": 0.0, "walk": 0.0}
-        self.began = time.perf_counter()
         self.stopped: str | None = None
         self.exact_last = False
         self.evidence = np.nan
@@ -217,14 +216,13 @@ class Run:
             fill(start, np.int32), fill(size, np.int32), fill(g, kind),
             fill(counts if counts else count, np.int32),
         )  # fmt: skip
-        began = time.perf_counter()
-        self.state, infos, last = stretch(
-            self.flat, self.mover.blocks, self.state, self.rows, order, steps,
-            np.int32(0), np.int32(n), kind.type(floor), kind.type(level), self.next_key(), draw,
-        )  # fmt: skip
-        done = int(last)
+        with self.clock("likelihood"):
+            self.state, infos, last = stretch(
+                self.flat, self.mover.blocks, self.state, self.rows, order, steps,
+                np.int32(0), np.int32(n), kind.type(floor), kind.type(level), self.next_key(), draw,
+            )  # fmt: skip
+            done = int(last)
         infos = jax.tree.map(lambda a: np.asarray(a[:done], np.float64), infos)
-        self.seconds["likelihood"] += time.perf_counter() - began
         self.book(infos, counts or [count] * done)
         if infos.bad[-1] > 0:
             at = int(start[done - 1])
@@ -344,9 +342,6 @@ class Run:
         self.last_move = info
         self.moves_made.append(info._replace(density=None))
         self.evaluations += info.evaluations
-        self.seconds["walk"] += info.walk_seconds
-        self.seconds["likelihood"] += info.likelihood_seconds
-        self.seconds["move"] += info.seconds - info.walk_seconds - info.likelihood_seconds
         record = {
             "kind": "move",
             "action": info.action,
@@ -378,6 +373,6 @@ class Run:
     def limits(self) -> None:
         """Stop where time is up."""
         limit = self.plan.seconds
-        if limit is not None and time.perf_counter() - self.began > limit:
+        if limit is not None and self.clock.elapsed > limit:
             self.stopped = f"stopped after {limit:g} seconds"
             raise Stopped
