@@ -18,6 +18,10 @@ from jax.typing import ArrayLike
 
 FLOOR = 1e-10
 RIDGE = 1e-4
+GAIN = 1e-4
+
+# Graphics cards would otherwise round the factors of float32 products to 11 bits.
+dot = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 class Draws(NamedTuple):
@@ -46,7 +50,7 @@ def num_components(mix: Mixture) -> int:
     return int(np.isfinite(np.asarray(mix.log_pi)).sum())
 
 
-def _inverse(chol: Array) -> Array:
+def inverse_of(chol: Array) -> Array:
     """Inverse of lower triangular factors; multiplying by it beats solving for many points."""
     eye = jnp.eye(chol.shape[-1], dtype=chol.dtype)
     return solve_triangular(chol, jnp.broadcast_to(eye, chol.shape), lower=True)
@@ -55,9 +59,9 @@ def _inverse(chol: Array) -> Array:
 def _parts(mix: Mixture, xt: Array) -> Array:
     """log pi_k + log N(x | k), shape (K, n), for centred points as columns, (d, n)."""
     num, d = mix.mean.shape
-    inverse = _inverse(mix.chol)
-    shift = jnp.einsum("kij,kj->ki", inverse, mix.mean)
-    z = (inverse.reshape(num * d, d) @ xt).reshape(num, d, -1) - shift[:, :, None]
+    inverse = inverse_of(mix.chol)
+    shift = dot(inverse, mix.mean[:, :, None])[:, :, 0]
+    z = dot(inverse.reshape(num * d, d), xt).reshape(num, d, -1) - shift[:, :, None]
     level = mix.log_pi - jnp.sum(jnp.log(jnp.diagonal(mix.chol, axis1=1, axis2=2)), 1)
     return (level - 0.5 * d * np.log(2 * np.pi))[:, None] - 0.5 * jnp.sum(z * z, axis=1)
 
@@ -91,7 +95,7 @@ def transport(mix: Mixture, u: Array) -> Array:
 
     def place(x: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
         index, mean, chol = part
-        return jnp.where((which == index)[:, None], mean + z @ chol.T, x), None
+        return jnp.where((which == index)[:, None], mean + dot(z, chol.T), x), None
 
     return jax.lax.scan(place, jnp.zeros_like(z), (jnp.arange(len(edges)), mix.mean, mix.chol))[0]
 
@@ -108,9 +112,8 @@ def moments(x: Array, w: Array, floor: float = FLOOR) -> tuple[Array, Array]:
     """Weighted mean and lower Cholesky factor of the weighted covariance, never NaN.
 
     The floor acts on the correlation matrix, C + max(floor, 8 d eps) I, whatever the units of the
-    coordinates. A coordinate constant up to rounding gets the variance
-    floor * (mean variance) + (8 eps |mean|)^2, and where all of them are constant at 0, the
-    smallest normal number.
+    coordinates. A coordinate constant up to rounding is taken for uncorrelated, with the variance
+    floor * (mean variance) + (8 eps mean)^2 + sqrt(tiny), eps and tiny those of the dtype.
 
     Args:
         x: points, (n, d).
@@ -120,32 +123,27 @@ def moments(x: Array, w: Array, floor: float = FLOOR) -> tuple[Array, Array]:
     d, info = x.shape[1], jnp.finfo(x.dtype)
     # Two passes: the sum of products of uncentred points would cancel in float32.
     x = jnp.where(w[:, None] > 0, x, 0)
-    guess = w @ x
+    guess = dot(w, x)
     r = jnp.where(w[:, None] > 0, x - guess, 0)
-    mean = guess + w @ r
-    r = r - (w @ r)
-    cov = (r * w[:, None]).T @ r
+    shift = dot(w, r)
+    cov = dot((r * w[:, None]).T, r) - shift[:, None] * shift
     var = jnp.diagonal(cov)
-    rounding = (8 * info.eps * jnp.abs(mean)) ** 2
-    spare = floor * jnp.mean(var) + rounding + info.tiny
-    sd = jnp.sqrt(jnp.where(var > rounding + info.tiny, var, spare))
-    level = max(floor, 8 * d * float(info.eps))
-    correlation = cov / sd[:, None] / sd + level * jnp.eye(d, dtype=x.dtype)
-    return mean, sd[:, None] * jnp.linalg.cholesky(correlation)
+    rounding = (8 * info.eps * guess) ** 2 + float(info.tiny) ** 0.5
+    constant = var <= rounding
+    sd = jnp.sqrt(jnp.where(constant, floor * jnp.mean(var) + rounding, var))
+    eye = jnp.eye(d, dtype=x.dtype)
+    correlation = jnp.where(constant, 0, cov / sd[:, None] / sd)
+    correlation = jnp.where(constant[:, None], 0, correlation) + jnp.diag(constant.astype(x.dtype))
+    chol = jnp.linalg.cholesky(correlation + max(floor, 8 * d * float(info.eps)) * eye)
+    return guess + shift, sd[:, None] * chol
 
 
 def em(
-    x: Array,
-    w: Array,
-    mix: Mixture,
-    cov0: Array,
-    steps: ArrayLike,
-    tol: float = 1e-4,
-    target: ArrayLike = -np.inf,
+    x: Array, w: Array, mix: Mixture, cov0: Array, steps: ArrayLike, target: ArrayLike = -np.inf
 ) -> tuple[Mixture, Array]:
     """Weighted expectation-maximisation; every covariance gets 1e-4 cov0 on top.
 
-    Stops after `steps`, or when the weighted mean log-likelihood gains less than `tol`, or, after
+    Stops after `steps`, or when the weighted mean log-likelihood gains less than 1e-4, or, after
     five steps, when not even gains of three times the present size would take it to `target`.
 
     Returns:
@@ -153,19 +151,19 @@ def em(
     """
     num, d = mix.mean.shape
     live = w > 0
-    centre = w @ jnp.where(live[:, None], x, 0)
+    centre = dot(w, jnp.where(live[:, None], x, 0))
     x = jnp.where(live[:, None], x - centre, 0)
     xt, used = x.T, jnp.isfinite(mix.log_pi)
 
     def expect(mix: Mixture) -> tuple[Array, Array]:
         parts = _parts(mix, xt)
         total = logsumexp(parts, axis=0)
-        return jnp.exp(parts - total) * w, w @ total
+        return jnp.exp(parts - total) * w, dot(w, total)
 
     def maximise(share: Array) -> Mixture:
         pi = jnp.sum(share, axis=1) + 1e-12
-        mean = share @ x / pi[:, None]
-        second = ((share[:, None] * xt).reshape(num * d, -1) @ x).reshape(num, d, d)
+        mean = dot(share, x) / pi[:, None]
+        second = dot((share[:, None] * xt).reshape(num * d, -1), x).reshape(num, d, d)
         cov = second / pi[:, None, None] - mean[:, :, None] * mean[:, None] + RIDGE * cov0
         log_pi = jnp.where(used, jnp.log(pi / jnp.sum(jnp.where(used, pi, 0))), -jnp.inf)
         return Mixture(log_pi, mean, jnp.linalg.cholesky(cov))
@@ -173,7 +171,7 @@ def em(
     def going(state: tuple) -> Array:
         step, _, _, gain, level = state
         hopeless = (step >= 5) & (level + 3 * (steps - step) * gain < target)
-        return (step < steps) & (gain >= tol) & ~hopeless
+        return (step < steps) & (gain >= GAIN) & ~hopeless
 
     def advance(state: tuple) -> tuple:
         step, mix, share, _, old = state
@@ -234,7 +232,7 @@ def _best_of(
 
 @partial(jax.jit, static_argnames="size")
 def _prepare(key: Array, x: Array, w: Array, *, size: int) -> tuple[Array, ...]:
-    """Moments, and `size` live points, whitened, with their weights and BIC's counts for K = 1."""
+    """Moments, and `size` live points, whitened; their weights, effective number and L_1."""
     d = x.shape[1]
     w = w / jnp.sum(w)
     mean, chol = moments(x, w)
@@ -243,20 +241,23 @@ def _prepare(key: Array, x: Array, w: Array, *, size: int) -> tuple[Array, ...]:
         order = jnp.where(w > 0, jax.random.uniform(key, w.shape), -1.0)
         chosen = jax.lax.top_k(order, size)[1]
         x, w = x[chosen], w[chosen] / jnp.sum(w[chosen])
-    z = jnp.where(w[:, None] > 0, x - mean, 0) @ _inverse(chol).T
-    level = -0.5 * w @ jnp.sum(z * z, axis=1) - 0.5 * d * np.log(2 * np.pi)
+    z = dot(jnp.where(w[:, None] > 0, x - mean, 0), inverse_of(chol).T)
+    # K = 1 gets the same ridge as every other K, or constant coordinates would speak for K = 2.
+    centre, eye = dot(w, z), jnp.eye(d, dtype=z.dtype)
+    cov = dot((z * w[:, None]).T, z) - centre[:, None] * centre + RIDGE * eye
+    level = dot(w, _parts(single(centre, jnp.linalg.cholesky(cov)), z.T)[0])
     return mean, chol, z, w, 1 / jnp.sum(w * w), level
 
 
 @jax.jit
 def _polish(x: Array, w: Array, mix: Mixture, mean: Array, chol: Array) -> Mixture:
     """Three steps of EM on all points: whitened in, the mixture in their own coordinates out."""
-    return em(x, w / jnp.sum(w), _coloured(mix, mean, chol), chol @ chol.T, 3)[0]
+    return em(x, w / jnp.sum(w), _coloured(mix, mean, chol), dot(chol, chol.T), 3)[0]
 
 
 def _coloured(mix: Mixture, mean: Array, chol: Array) -> Mixture:
     """A mixture of z as the mixture of mean + chol z."""
-    return Mixture(mix.log_pi, mean + mix.mean @ chol.T, chol @ mix.chol)
+    return Mixture(mix.log_pi, mean + dot(mix.mean, chol.T), dot(chol, mix.chol))
 
 
 def parameters(num: ArrayLike, d: int) -> ArrayLike:
@@ -275,8 +276,8 @@ def _roomy(n: int) -> int:
 def _room(mix: Mixture, num: int, mean: Array, chol: Array) -> Mixture:
     """A mixture of x as one of chol^-1 (x - mean), with unused components up to `num` of them."""
     mix = jax.tree.map(lambda a: jnp.asarray(a, mean.dtype), mix)
-    inverse = _inverse(chol)
-    mix = Mixture(mix.log_pi, (mix.mean - mean) @ inverse.T, inverse @ mix.chol)
+    inverse = inverse_of(chol)
+    mix = Mixture(mix.log_pi, dot(mix.mean - mean, inverse.T), dot(inverse, mix.chol))
     blank = _blank(num - len(mix.log_pi), mix.mean)
     return Mixture(*(jnp.concatenate(pair) for pair in zip(mix, blank, strict=True)))
 

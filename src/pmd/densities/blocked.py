@@ -1,0 +1,204 @@
+"""Log-density of a mixture with one kernel per particle, in blocks: memory O(n + m), never n x m.
+
+    log q(x_i) = log sum_j w_j K(z_i - z_j)
+
+A block of points meets one block of centres after the other, and of each pair of blocks only the
+sum is kept. Exponentials are taken once, of exponents moved by one constant for all, which is
+right for points within some 15 bandwidths of a centre; a block of points where a sum vanishes is
+done over with a running maximum.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pmd.densities.mixture import dot
+
+# Squares of whitened coordinates times the rounding unit: above this, distances are summed
+# coordinate by coordinate instead of taken from a matrix product, which would cancel.
+CANCELLATION = 0.02
+
+
+class Shape(Protocol):
+    """A kernel with mean 0 and unit covariance."""
+
+    name: str
+
+    def log_constant(self, d: int) -> float:
+        """log K(0)."""
+        ...
+
+    def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
+        """log K(a_i - b_j) - log K(0), (n, m), for a (n, d) and b (m, d)."""
+        ...
+
+    def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Independent draws from K."""
+        ...
+
+
+def _over_coordinates(term: Callable[[Array], Array], a: Array, b: Array) -> Array:
+    """sum_k term(a_ik - b_jk), one coordinate at a time."""
+
+    def add(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + term(pair[0][:, None] - pair[1]), None
+
+    zero = jnp.zeros((len(a), len(b)), a.dtype)
+    return jax.lax.scan(add, zero, (a.T, b.T), unroll=min(a.shape[1], 8))[0]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Gaussian:
+    """K(z) = (2 pi)^(-d/2) exp(-z'z / 2)."""
+
+    name: str = "gaussian"
+
+    def log_constant(self, d: int) -> float:
+        """log K(0)."""
+        return -0.5 * d * np.log(2 * np.pi)
+
+    def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
+        """-|a_i - b_j|^2 / 2."""
+        if careful:
+            return _over_coordinates(lambda difference: -0.5 * difference**2, a, b)
+        squares = 0.5 * jnp.sum(a * a, 1)[:, None] + 0.5 * jnp.sum(b * b, 1)
+        return jnp.minimum(dot(a, b.T) - squares, 0)
+
+    def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Standard normal numbers."""
+        return jax.random.normal(key, shape, dtype)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Epanechnikov:
+    """K(z) = prod_k 3 / (4 sqrt 5) (1 - z_k^2 / 5)_+: of compact support, as the theory assumes."""
+
+    name: str = "epanechnikov"
+
+    def log_constant(self, d: int) -> float:
+        """log K(0)."""
+        return d * np.log(0.75 / np.sqrt(5.0))
+
+    def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
+        """sum_k log(1 - (a_ik - b_jk)^2 / 5), -inf outside the support."""
+        del careful
+        return _over_coordinates(lambda u: jnp.log(jnp.maximum(1 - u * u / 5, 0)), a, b)
+
+    def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
+        """Of three uniform numbers the last, unless it is the largest in size: then the second."""
+        u = np.sqrt(5.0) * jax.random.uniform(key, (3, *shape), dtype, -1, 1)
+        size = jnp.abs(u)
+        return jnp.where(size[2] >= jnp.maximum(size[0], size[1]), u[1], u[2])
+
+
+gaussian_kernel = Gaussian()
+epanechnikov = Epanechnikov()
+
+
+class Centres(NamedTuple):
+    """Centres sorted by cluster, whitened by their own cluster's bandwidth; unused ones last."""
+
+    z: Array  # (m, d)
+    level: Array  # (m,) log-weight and normaliser; -inf where unused
+    cluster: Array  # (m,) number of clusters where unused
+    count: Array  # () centres in use
+
+
+def _split(n: int, most: int) -> tuple[int, int]:
+    """Number and size of equal blocks of at most `most` rows, with little left over."""
+    number = max(-(-n // most), 1)
+    return number, -(-n // number)
+
+
+def _block_sizes() -> tuple[int, int]:
+    """Points and centres in a block: what stays in a CPU's cache, or fills a GPU."""
+    return (2048, 512) if jax.default_backend() == "cpu" else (4096, 4096)
+
+
+def log_sum(shape: Shape, centres: Centres, whiten: Callable[[Array], Array], x: Array) -> Array:
+    """log sum_j exp(level_j) K(z_i - z_j) / K(0) at the points x, (n,).
+
+    Args:
+        shape: the kernel.
+        centres: whitened centres.
+        whiten: (rows, d) points to (clusters, rows, d), each whitened by each cluster's bandwidth.
+        x: points, (n, d).
+    """
+    n, (points, middle) = len(x), _block_sizes()
+    rows, size = _split(n, points)
+    number, width = _split(len(centres.z), middle)
+    extra = number * width - len(centres.z)
+    padded = Centres(
+        jnp.pad(centres.z, ((0, extra), (0, 0))),
+        jnp.pad(centres.level, (0, extra), constant_values=-jnp.inf),
+        jnp.pad(centres.cluster, (0, extra), mode="edge"),
+        centres.count,
+    )
+    x = jnp.pad(x, ((0, rows * size - n), (0, 0)), mode="edge").reshape(rows, size, -1)
+
+    def all_rows(careful: bool) -> Array:
+        return jax.lax.map(
+            lambda block: _one_block(shape, padded, whiten(block), width, careful), x
+        )
+
+    if jnp.finfo(x.dtype).bits == 64:
+        return all_rows(False).ravel()[:n]
+    used = jnp.isfinite(centres.level)
+    largest = jnp.max(jnp.where(used, jnp.sum(centres.z**2, axis=1), 0))
+    careful = largest * jnp.finfo(x.dtype).eps > CANCELLATION
+    return jax.lax.cond(careful, partial(all_rows, True), partial(all_rows, False)).ravel()[:n]
+
+
+def _one_block(shape: Shape, centres: Centres, z: Array, width: int, careful: bool) -> Array:
+    """The log-sum at one block of points, z (clusters, rows, d), over all blocks of centres."""
+    dtype, clusters = z.dtype, len(z)
+
+    def over_blocks(add: Callable, start: tuple) -> tuple:
+        """Fold `add` over the exponents of every pair of a block and a cluster found in it."""
+
+        def block(index: Array, total: tuple) -> tuple:
+            part = jax.tree.map(
+                lambda a: jax.lax.dynamic_slice_in_dim(a, index * width, width), centres[:3]
+            )
+            if clusters == 1:
+                return add(total, part[1] + shape.log_profile(z[0], part[0], careful))
+
+            def one(cluster: Array, total: tuple) -> tuple:
+                level = jnp.where(part[2] == cluster, part[1], -jnp.inf)
+                return add(total, level + shape.log_profile(z[cluster], part[0], careful))
+
+            last = jnp.minimum(part[2][-1] + 1, clusters)
+            return jax.lax.fori_loop(part[2][0], last, one, total)
+
+        return jax.lax.fori_loop(0, -(-centres.count // width), block, start)
+
+    span = 0.7 * float(np.log(jnp.finfo(dtype).max))
+    top = jnp.max(centres.level)
+    shift = jnp.where(jnp.isfinite(top), top, 0) - span
+    zero = jnp.zeros(z.shape[1], dtype)
+
+    def plain(total: tuple, s: Array) -> tuple:
+        return (total[0] + jnp.sum(jnp.exp(s - shift), axis=1),)
+
+    def running(total: tuple, s: Array) -> tuple:
+        highest, sums = total
+        new = jnp.maximum(highest, jnp.max(s, axis=1))
+        # -inf - -inf is no number: rows that have met nothing yet are shifted by nothing.
+        base = jnp.where(jnp.isneginf(new), 0, new)
+        return new, sums * jnp.exp(highest - base) + jnp.sum(jnp.exp(s - base[:, None]), axis=1)
+
+    def carefully() -> Array:
+        highest, sums = over_blocks(running, (zero - jnp.inf, zero))
+        return jnp.where(jnp.isneginf(highest), -jnp.inf, highest + jnp.log(sums))
+
+    (sums,) = over_blocks(plain, (zero,))
+    faint = sums < np.exp(-span)
+    return jax.lax.cond(jnp.any(faint), carefully, lambda: jnp.log(sums) + shift)
