@@ -58,6 +58,8 @@ class Cloud:
 
     def log_prob(self, free: np.ndarray) -> np.ndarray:
         """Log-density of what the fitted density means, in free coordinates."""
+        if not len(free):
+            return np.zeros(0)
         with jax.enable_x64(True):
             return np.array(self.density.log_prob(free), dtype=float)
 

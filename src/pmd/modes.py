@@ -15,6 +15,8 @@ PyTree = Any
 DIP = np.log(2.0)
 BETWEEN = 21
 
+log_parts = jax.jit(mixture.component_log_prob)
+
 
 class Mode(NamedTuple):
     """One mode: its share of the mass, its mean and sds in the parameter's own structure."""
@@ -27,15 +29,14 @@ class Mode(NamedTuple):
 def find_modes(cloud: Cloud) -> list[Mode]:
     """Modes of a posterior, the largest first.
 
-    A Gaussian mixture (number of components by BIC) clusters the points behind the posterior's
-    means; components that no dip of the density parts are one mode (a banana takes several
-    components). Mass, mean and sds are sums over the points of each.
+    A Gaussian mixture (number of components by BIC) clusters the weighted particles; components
+    that no dip of the density parts are one mode (a banana takes several components). Mass, mean
+    and sds are sums over the points behind the posterior's means, each in its nearest cluster.
     """
     plain, free, weights = cloud.measure()
-    positive = np.maximum(weights, 0.0)
     with jax.enable_x64(True):
-        found = mixture.clusters(jax.random.key(0), free, positive / positive.sum())
-        nearest = np.asarray(mixture.component_log_prob(found, jnp.asarray(free))).argmax(1)
+        found = mixture.clusters(jax.random.key(0), cloud.theta, cloud.particles.w)
+        nearest = np.asarray(log_parts(found, jnp.asarray(free))).argmax(1)
         label = joined(cloud, found)
     modes = []
     for each in np.unique(label):

@@ -50,6 +50,26 @@ class Posterior:
         particles: in the parameter's own structure, with a leading axis.
         log_weights: their normalised log-weights.
         names: one name for each number of a parameter, in the order of `cov`.
+
+    Example:
+        >>> import jax, numpy as np, pmd
+        >>> from jax.scipy.stats import norm
+        >>> problem = pmd.Problem(
+        ...     log_prior=lambda theta: norm.logpdf(theta),
+        ...     log_likelihood=lambda theta, row: norm.logpdf(row, theta),
+        ...     sample_prior=lambda key: jax.random.normal(key),
+        ... )
+        >>> x = np.random.default_rng(0).normal(0.7, 1.0, 200).astype("float32")
+        >>> posterior = pmd.fit(problem, x, num_particles=200, passes=3, progress=False)
+        >>> exact = x.sum() / 201  # the posterior is N(exact, 1 / 201)
+        >>> bool(abs(posterior.mean() - exact) < 0.05 * posterior.std())
+        True
+        >>> round(float(posterior.log_prob(exact) - norm.logpdf(0, 0, 201**-0.5)), 2) == 0
+        True
+        >>> posterior.sample(1000, seed=1).shape, posterior.quantile([0.05, 0.95]).shape
+        ((1000,), (2,))
+        >>> posterior.certificate.verdict
+        'trust'
     """
 
     def __init__(
