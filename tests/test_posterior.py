@@ -13,6 +13,7 @@ from scipy import stats
 
 from pmd.certificate import pareto_k
 from pmd.errors import InputError, InputTypeError
+from pmd.modes import parted
 from pmd.posterior import Posterior
 from pmd.seeds import seed_to_key
 from pmd.structure import Structure
@@ -218,6 +219,18 @@ def test_clusters_of_one_bent_mode_are_one_mode() -> None:
     posterior = weighted(theta, log_q, log_q)
     assert len(posterior.modes()) == 1
     assert posterior.modes()[0].mass == pytest.approx(1.0)
+
+
+def test_a_component_on_the_pass_between_two_modes_parts_nothing() -> None:
+    top = np.array([0.6, 1.0, -1.3, 0.9])
+    lowest = np.array([  # the third lies between the first two, the fourth beside the second
+        [0.6, -1.3, -1.3, -1.3],
+        [-1.3, 1.0, -1.3, 0.8],
+        [-1.3, -1.3, -1.3, -1.3],
+        [-1.3, 0.8, -1.3, 0.9],
+    ])  # fmt: skip
+    assert parted(top, lowest).tolist() == [1, 0, -1, 0]
+    assert parted(top[:1], lowest[:1, :1]).tolist() == [0]
 
 
 def test_samples_have_equal_weight_and_the_right_moments(bimodal: Posterior) -> None:

@@ -31,16 +31,18 @@ def find_modes(cloud: Cloud) -> list[Mode]:
 
     A Gaussian mixture (number of components by BIC) clusters the weighted particles; components
     that no dip of the density parts are one mode (a banana takes several components). Mass, mean
-    and sds are sums over the points behind the posterior's means, each in its nearest cluster.
+    and sds are sums over the points behind the posterior's means, each in its likeliest cluster.
     """
     plain, free, weights = cloud.measure()
     with jax.enable_x64(True):
         found = mixture.clusters(jax.random.key(0), cloud.theta, cloud.particles.w)
-        nearest = np.asarray(log_parts(found, jnp.asarray(free))).argmax(1)
-        label = joined(cloud, found)
+        label = parted(*passes(cloud, found))
+        parts = np.array(log_parts(found, jnp.asarray(free)))
+    parts[:, label < 0] = -np.inf
+    which = label[parts.argmax(1)]
     modes = []
-    for each in np.unique(label):
-        w = weights * (label[nearest] == each)
+    for each in range(label.max() + 1):
+        w = weights * (which == each)
         mass = float(w.sum())
         if mass > 0:
             centre = w @ plain / mass
@@ -49,20 +51,38 @@ def find_modes(cloud: Cloud) -> list[Mode]:
     return sorted(modes, key=lambda mode: -mode.mass)
 
 
-def joined(cloud: Cloud, found: mixture.Mixture) -> np.ndarray:
-    """A label for every component, the same for those that no dip of the density parts."""
+def passes(cloud: Cloud, found: mixture.Mixture) -> tuple[np.ndarray, np.ndarray]:
+    """Log-density at the components' centres, (K,), and at the lowest point between any two, (K, K).
+
+    The lowest point is that of the best way, by straight lines from centre to centre.
+    """
     centres = np.asarray(found.mean)
-    label = np.arange(len(centres))
+    k = len(centres)
     share = np.linspace(0, 1, BETWEEN)[:, None]
-    pairs = [(i, j) for i in range(len(centres)) for j in range(i)]
-    paths = [centres[i] + share * (centres[j] - centres[i]) for i, j in pairs]
-    if not paths:
-        return label
-    path = np.concatenate(paths)
+    lines = [one + share * (other - one) for one in centres for other in centres]
     log_prob = cloud.log_prob if cloud.density is not None else mixture_log_prob(found)
-    for (i, j), level in zip(pairs, log_prob(path).reshape(-1, BETWEEN), strict=True):
-        if level.min() > min(level[0], level[-1]) - DIP:
-            label[label == label[i]] = label[j]
+    level = log_prob(np.concatenate(lines)).reshape(k, k, BETWEEN)
+    lowest = level.min(2)
+    for by in range(k):
+        lowest = np.maximum(lowest, np.minimum(lowest[:, by, None], lowest[None, by]))
+    return level[:, 0, 0], lowest
+
+
+def parted(top: np.ndarray, lowest: np.ndarray) -> np.ndarray:
+    """A mode's number for every component; -1 for one on the pass between two modes.
+
+    Components are taken from the highest down. One that a dip parts from all higher ones is a
+    mode of its own, one that no dip parts from a single mode belongs to it.
+    """
+    label = np.full(len(top), -1)
+    done: list[int] = []
+    for i in np.argsort(-top, kind="stable"):
+        near = {label[j] for j in done if label[j] >= 0 and lowest[i, j] > top[i] - DIP}
+        if not near:
+            label[i] = label.max() + 1
+        elif len(near) == 1:
+            label[i] = near.pop()
+        done.append(int(i))
     return label
 
 
