@@ -52,7 +52,7 @@ def find_modes(cloud: Cloud) -> list[Mode]:
 
 
 def passes(cloud: Cloud, found: mixture.Mixture) -> tuple[np.ndarray, np.ndarray]:
-    """Log-density at the components' centres, (K,), and at the lowest point between any two, (K, K).
+    """Log-density at all centres, (K,), and at the lowest point between any two of them, (K, K).
 
     The lowest point is that of the best way, by straight lines from centre to centre.
     """
