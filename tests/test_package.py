@@ -37,7 +37,7 @@ def test_unknown_names_are_refused() -> None:
 def test_no_module_hides_a_public_name() -> None:
     """A submodule, once imported, is an attribute of the package of the same name."""
     modules = {module.name for module in pkgutil.iter_modules(pmd.__path__)}
-    assert modules & set(pmd.__all__) == {"densities", "schedules"}
+    assert modules & set(pmd.__all__) == {"data", "densities", "schedules"}
 
 
 def test_version_is_the_installed_one() -> None:
