@@ -118,18 +118,18 @@ def fit(
         exact="never" if once else exact, replace=replace, evaluations=evaluations,
         seconds=seconds,
     )  # fmt: skip
-    if not once:
-        check_values(flat, rows, seed)
+    spent = 0.0 if once else check_values(flat, rows, seed, num_data)
     told = doubts(plan) + ((READ_ONCE,) if once else ())
     for sentence in doubts(plan):
         python_warnings.warn(sentence, stacklevel=2)
-    settings = {"seed": seed, "passes": plan.passes, "num_data": num_data, "exact": plan.exact}
-    posterior = run_plan(flat, rows, plan, seed, told, settings, progress, callback)
+    settings: dict[str, Any] = {"seed": seed, "passes": plan.passes, "num_data": num_data, "exact": plan.exact}
+    posterior = run_plan(flat, rows, plan, seed, told, settings, progress, callback, spent)
     if until is None:
         return posterior
     return until_certified(flat, rows, plan, seed, told, settings, progress, callback, posterior)
 
 
+CHECKED_ROWS = 16  # rows on which the likelihood is tried before a run
 MOST_EFFORT = 8  # times the passes and particles of the plan that `until="certified"` goes up to
 
 
@@ -166,7 +166,7 @@ def until_certified(
 
 def run_plan(
     flat: Flat, rows: PyTree, plan: Plan, seed: int, told: tuple[str, ...],
-    settings: dict[str, Any], progress: bool, callback: Any,
+    settings: dict[str, Any], progress: bool, callback: Any, spent: float = 0.0,
 ) -> Posterior:  # fmt: skip
     """One run of a plan, from the start to a posterior."""
     from pmd.progress import bar
@@ -182,6 +182,7 @@ def run_plan(
 
         kind = StreamRun if isinstance(rows, Stream) else Run
         run = kind(flat, rows, plan, seed, report)
+        run.evaluations += spent
         try:
             run.minibatches()
             run.full_steps()
@@ -197,8 +198,11 @@ def run_plan(
         return posterior_of_run(run, settings, told)
 
 
-def check_values(flat: Flat, rows: PyTree, seed: int) -> None:
-    """The functions' values at a few draws of the start and a few rows, before any long work."""
+def check_values(flat: Flat, rows: PyTree, seed: int, num_data: int) -> float:
+    """The functions' values at a few draws of the start and a few rows, before any long work.
+
+    Returns the likelihood evaluations that it took.
+    """
     theta = flat.sample(jax.random.key(seed), jnp.arange(64))
     if not bool(jnp.isfinite(theta).all()):
         raise InputError("sample_prior (or start) drew NaN or infinite parameters")
@@ -214,7 +218,7 @@ def check_values(flat: Flat, rows: PyTree, seed: int) -> None:
                 f"{name} is -inf at {int(np.isneginf(values).sum())} of 64 draws of sample_prior: "
                 "a sampler must not draw what its density says is impossible"
             )
-    few = jax.tree.map(lambda a: a[:64], rows)
+    few = jax.tree.map(lambda a: a[:CHECKED_ROWS], rows)
     values = np.asarray(flat.log_likelihood(theta, few))
     if np.isnan(values).any() or np.isposinf(values).any():
         row, particle = np.argwhere(np.isnan(values) | np.isposinf(values))[0]
@@ -228,6 +232,7 @@ def check_values(flat: Flat, rows: PyTree, seed: int) -> None:
             "log_likelihood is -inf for every one of 64 draws of the prior: no parameter explains "
             "the first rows; widen the prior or give start="
         )
+    return 64 * min(CHECKED_ROWS, num_data) / num_data
 
 
 def doubts(plan: Plan) -> tuple[str, ...]:
