@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from pmd.errors import InputError
@@ -36,15 +37,18 @@ def update(
         posterior = posterior.kernel_estimate()
     new = fit(as_prior(posterior, problem), data, **options)
     before = posterior.certificate
-    told = (
-        f"Earlier rows entered as the density fitted to them (held-out error "
-        f"{before.fit_error:.2g} nats; its own verdict: {before.verdict})."
-    )
     evidence = new.log_evidence + posterior.log_evidence
+    error = float(np.hypot(new.log_evidence_error, posterior.log_evidence_error))
     certificate = replace(
-        new.certificate, log_evidence=evidence, warnings=(*new.certificate.warnings, told)
+        new.certificate,
+        log_evidence=evidence,
+        log_evidence_error=error,
+        earlier_verdict=before.verdict,
+        earlier_error=before.fit_error,
     )
-    return new.replace(problem=problem, log_evidence=evidence, certificate=certificate)
+    return new.replace(
+        problem=problem, log_evidence=evidence, log_evidence_error=error, certificate=certificate
+    )
 
 
 def as_prior(posterior: Posterior, problem: Problem) -> Problem:
