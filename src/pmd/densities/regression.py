@@ -2,15 +2,15 @@
 
 A move fits s = log base + r to log q at the particles, by ridge regression in whitened
 coordinates, and draws from f, a Gaussian mixture a little wider than s. Read in this order:
-`Cloud` (particles, whitened), `fit_base`, `fit_residuals`, `draw_from`, and `Regression.fit`, which
-refuses what invents mass.
+`Cloud` (particles, whitened), `fit_base`, `sharpen`, `candidates`, `draw_from`, and
+`Regression.fit`, which refuses what invents mass.
 
 Related: Salimans and Knowles (2013), stochastic linear regression for variational posteriors;
 Acerbi (2018), VBMC, a surrogate of the log-joint. Here PMD regresses its own iterate.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -28,9 +28,10 @@ from pmd.densities.surrogate import (
     Regressed,
     Surrogate,
     ess,
+    component_log_prob,
+    evaluate,
     few_sizes,
     gaussian,
-    in_blocks,
     log_mean_exp,
     log_mixture,
     propose,
@@ -39,7 +40,7 @@ from pmd.densities.surrogate import (
 from pmd.errors import NotFiniteError
 
 ENOUGH = 0.002  # nats: held-out error below which no other regression is tried
-GOOD = 0.01  # nats: held-out error below which no mixture is tried as base
+GOOD = 0.1  # nats, times sqrt(d): held-out error below which no mixture is tried as base
 MANY = 500  # coefficients of a quadratic beyond which only quadratics are tried
 MOST = 2500  # particles behind a kernel regression
 
@@ -93,7 +94,7 @@ def _summary(x: Array, log_w: Array, floor: ArrayLike) -> tuple[Array, Array, Ar
 def summary(x: np.ndarray, log_w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights flattened until their effective number is a tenth of n, mean, Cholesky factor."""
     n, d = x.shape
-    more = 2 ** (n - 1).bit_length() - n
+    more = -n % 8192  # one size: compiling it takes longer than some unused rows in every move
     log_w = np.pad(log_w, (0, more), constant_values=-np.inf)
     floor = min(0.5 * n, max(0.1 * n, 4 * d))
     w, mean, chol = _summary(np.pad(x, ((0, more), (0, 0))), log_w, floor)
@@ -125,14 +126,18 @@ def standard(d: int) -> Mixture:
     return Mixture._make((np.zeros(1), np.zeros((1, d)), np.eye(d)[None]))
 
 
-def fit_base(key: Array, cloud: Cloud, previous: Regressed | None) -> Mixture:
+def carried(previous: Regressed | None, cloud: Cloud) -> Mixture | None:
+    """The last mixture in the coordinates of this cloud."""
+    if previous is None:
+        return None
+    to_z = partial(solve_triangular, cloud.chol, lower=True)
+    mean = previous.mean + previous.mix.mean @ previous.chol.T
+    chol = np.stack([to_z(previous.chol @ c) for c in np.asarray(previous.mix.chol)])
+    return Mixture._make((np.asarray(previous.mix.log_pi), to_z((mean - cloud.mean).T).T, chol))
+
+
+def fit_base(key: Array, cloud: Cloud, start: Mixture | None) -> Mixture:
     """The weighted particles' Gaussian mixture, whitened; all particles count a little."""
-    start = None
-    if previous is not None:
-        to_z = partial(solve_triangular, cloud.chol, lower=True)
-        mean = to_z((previous.mean + previous.mix.mean @ previous.chol.T - cloud.mean).T).T
-        chol = np.stack([to_z(previous.chol @ c) for c in np.asarray(previous.mix.chol)])
-        start = Mixture._make((np.asarray(previous.mix.log_pi), mean, chol))
     mix = mixture.clusters(key, cloud.z, 0.9 * cloud.weight + 0.1 / len(cloud.z), start=start)
     return jax.tree.map(np.asarray, mix)
 
@@ -140,7 +145,7 @@ def fit_base(key: Array, cloud: Cloud, previous: Regressed | None) -> Mixture:
 def sharpen(mix: Mixture, cloud: Cloud, rows: np.ndarray) -> Mixture | None:
     """Each component's weight, mean and covariance by a quadratic fit of log q around it."""
     z, depth, d = cloud.z[rows], -cloud.log_q[rows], cloud.z.shape[1]
-    parts = in_blocks(_component_log_prob, few_sizes(mix), z)
+    parts = component_log_prob(mix, z)
     level, means, chols = np.full(len(mix.log_pi), np.nan), mix.mean.copy(), mix.chol.copy()
     for k, (mean, chol) in enumerate(zip(mix.mean, mix.chol, strict=True)):
         mine = (parts.argmax(1) == k) & (depth < 3 * cloud.core)
@@ -166,16 +171,13 @@ def sharpen(mix: Mixture, cloud: Cloud, rows: np.ndarray) -> Mixture | None:
     return Mixture._make((level - logsumexp(level), means, chols))
 
 
-_component_log_prob = jax.jit(mixture.component_log_prob)
-
-
 # ---------------------------------------------------------------- residual
 def single_base(cloud: Cloud) -> list[tuple[str, Callable]]:
     """Regressions worth trying on one Gaussian."""
     found: list[tuple[str, Callable]] = [("quadratic", ridge.fit_quadratic)]
     if not cloud.big:
         found += [("quadratic+poly4", kernel(higher=0.003))]
-        found += [(f"poly4+rbf{l}", kernel(bump=1.0, length=l)) for l in (4.0, 1.5, 0.6)]
+        found += [(f"poly4+rbf{x}", kernel(bump=1.0, length=x)) for x in (1.5, 0.6)]
     return found
 
 
@@ -184,7 +186,7 @@ def mixture_base(name: str, cloud: Cloud) -> list[tuple[str, Callable]]:
     if cloud.big:
         return []
     local = partial(kernel, slope=0.0, higher=0.0, bump=1.0)
-    return [(f"{name}+rbf{l}", local(length=l)) for l in (0.3, 0.8, 2.0)]
+    return [(f"{name}+rbf{x}", local(length=x)) for x in (0.3, 0.8, 2.0)]
 
 
 def kernel(**shape: float) -> Callable[[ridge.Rows], ridge.Residual]:
@@ -236,9 +238,6 @@ def spread(error: np.ndarray, weight: np.ndarray) -> float:
     return float(np.sqrt(weight @ (error - weight @ error) ** 2))
 
 
-_evaluate = jax.jit(lambda residual, z: ridge.evaluate(residual, z))
-
-
 def attempt(
     cloud: Cloud,
     split: Split,
@@ -253,7 +252,7 @@ def attempt(
     for name, fit in regressions:
         residual = fit(rows)
         if len(split.hold):
-            values = in_blocks(_evaluate, residual, cloud.z[split.hold])
+            values = evaluate(residual, cloud.z[split.hold])
             error = spread(target - values, split.weight)
         else:
             error = np.inf
@@ -263,34 +262,46 @@ def attempt(
     return trials
 
 
-def fit_residuals(
-    key: Array, cloud: Cloud, rng: np.random.Generator, previous: Regressed | None
-) -> tuple[list[Trial], Mixture]:
-    """Bases with regressions, best held-out error first, and the mixture seen.
+def candidates(
+    key: Array, cloud: Cloud, rng: np.random.Generator, start: Mixture | None, last: str
+) -> Iterator[tuple[Trial, Mixture]]:
+    """Bases with regressions, best held-out error first, and mixtures to begin drawing from.
 
-    One Gaussian first; where a Gaussian is all it takes, no mixture is looked for.
+    One Gaussian first: only where no regression on top of it does, the particles are clustered.
+    Last of all comes the mixture alone.
     """
     split, d = hold_out(cloud, rng), cloud.z.shape[1]
     one, log_one = standard(d), -0.5 * (cloud.z**2).sum(1) - 0.5 * d * np.log(2 * np.pi)
-    last = previous.name if previous is not None else "poly4+rbf1.5"
     order = sorted(single_base(cloud), key=lambda r: (r[0] != "quadratic", r[0] != last))
-    trials = attempt(cloud, split, one, log_one, order)
-    best = min(trials, key=lambda t: t.error)
-    if best.error < 0.1 * np.sqrt(d) and gaussian(surrogate_of(best)) is not None:
-        return [best], one
-    mix = fit_base(key, cloud, previous)
+    trials, good = attempt(cloud, split, one, log_one, order), GOOD * np.sqrt(d)
+    nearby = gaussian(surrogate_of(trials[0])) if trials[0].error < good else None
+    first = nearby or start or one
+    trials.sort(key=lambda t: t.error)
+    while trials and trials[0].error < good:
+        yield trials.pop(0), first
+    mix = fit_base(key, cloud, start)
     log_mix = log_mixture(mix, cloud.z)
-    if mixture.num_components(mix) > 1 and best.error > GOOD:
-        trials += attempt(cloud, split, mix, log_mix, mixture_base("mix", cloud))
-        sharp = sharpen(mix, cloud, split.train)
-        if sharp is not None:
-            kinds = [*mixture_base("sharp", cloud), ("sharp", no_residual)]
-            trials += attempt(cloud, split, sharp, log_mixture(sharp, cloud.z), kinds)
     bare = spread((cloud.log_q - log_mix)[split.hold], split.weight)
-    level = cloud.log_mass - cloud.top - np.log(np.diag(cloud.chol)).sum()
-    trials = sorted((t for t in trials if t.error <= bare), key=lambda t: t.error)
-    last_resort = Trial(bare, "mixture", mix, log_mix, no_residual, ridge.zero(d), level)
-    return [*trials, last_resort], mix
+    if mixture.num_components(mix) > 1:
+        trials += local_trials(cloud, split, mix, log_mix, bare)
+    for trial in sorted((t for t in trials if t.error <= bare), key=lambda t: t.error):
+        yield trial, trial.base if trial.name.startswith("sharp") else mix
+    level = cloud.log_mass - cloud.top - float(np.log(np.diag(cloud.chol)).sum())
+    yield Trial(bare, "mixture", mix, log_mix, no_residual, ridge.zero(d), level), mix
+
+
+def local_trials(
+    cloud: Cloud, split: Split, mix: Mixture, log_mix: np.ndarray, bare: float
+) -> list[Trial]:
+    """Regressions on a mixture, sharpened where that alone is nearer to log q than the mixture."""
+    sharp = sharpen(mix, cloud, split.train)
+    if sharp is None:
+        return attempt(cloud, split, mix, log_mix, mixture_base("mix", cloud))
+    log_sharp = log_mixture(sharp, cloud.z)
+    trials = attempt(cloud, split, sharp, log_sharp, [("sharp", no_residual)])
+    if trials[0].error < bare:
+        return trials + attempt(cloud, split, sharp, log_sharp, mixture_base("sharp", cloud))
+    return trials + attempt(cloud, split, mix, log_mix, mixture_base("mix", cloud))
 
 
 def surrogate_of(trial: Trial) -> Surrogate:
@@ -337,18 +348,17 @@ def draw_from(
     key: Array, surrogate: Surrogate, mix: Mixture, rule: "Regression", n: int
 ) -> Proposal:
     """Draws from a mixture a little wider than s, fitted anew to s while they weigh badly."""
-    d = mix.mean.shape[1]
-    found = gaussian(surrogate)
-    mean, chol = found if found is not None else (np.zeros(d), np.eye(d))
-    if found is not None:
-        mix = Mixture._make((np.zeros(1), mean[None], chol[None]))
+    mix = gaussian(surrogate) or mix
+    mean, chol = np.zeros(mix.mean.shape[1]), np.eye(mix.mean.shape[1])
+    if len(mix.log_pi) == 1:
+        mean, chol = mix.mean[0], mix.chol[0]
     best: Proposal | None = None
-    for again in jax.random.split(key, 4):
+    for again, enough in zip(jax.random.split(key, 4), (0.7, 0.5, 0.5, 0), strict=True):
         wide = _widen(few_sizes(mix), rule.spread, rule.wide, mean, chol)
         z, log_f, log_s = propose(surrogate, wide, n, seed_of(again))
         now = Proposal(mix, wide, z, log_f, log_s, ess(log_s - log_f) / n)
         best = now if best is None or now.ess > best.ess else best
-        if now.ess > 0.5:
+        if now.ess > enough:
             break
         w, mean, chol = summary(z, log_s - log_f)
         mix = jax.tree.map(np.asarray, mixture.clusters(again, z, w, start=mix))
@@ -395,12 +405,13 @@ class Regression:
             first, second = jax.random.split(key)
             rng = np.random.default_rng(seed_of(key))
             cloud = whiten(theta, log_q, log_w)
-            trials, mix = fit_residuals(first, cloud, rng, previous)
+            start, last = carried(previous, cloud), getattr(previous, "name", "poly4+rbf1.5")
             log_det = float(np.log(np.diag(cloud.chol)).sum())
-            for refused, trial in enumerate(trials):
+            refused = -1
+            for trial, mix in candidates(first, cloud, rng, start, last):
+                refused += 1
                 surrogate = finish(trial, cloud, rng)
-                start = trial.base if trial.name.startswith("sharp") else mix
-                proposal = draw_from(second, surrogate, start, self, num_draws)
+                proposal = draw_from(second, surrogate, mix, self, num_draws)
                 mass = log_mean_exp(proposal.log_s - proposal.log_f)
                 gain = mass + log_det + cloud.top - cloud.log_mass
                 sound = gaussian(surrogate) is not None
@@ -410,11 +421,10 @@ class Regression:
             fitted = Regressed(
                 host(surrogate), host(proposal.wide), proposal.mix, cloud.mean, cloud.chol,
                 log_normaliser=mass, name=trial.name, error=trial.error,
-                num_components=mixture.num_components(mix), refused=refused,
+                num_components=mixture.num_components(proposal.mix), refused=refused,
                 ess=proposal.ess, gain=gain,
             )  # fmt: skip
-            draws = fitted._coloured(proposal.z, proposal.log_f, proposal.log_s)
-        return replace(fitted, draws=draws)
+            return fitted.with_draws(proposal.z, proposal.log_f, proposal.log_s)
 
 
 def regression(*, spread: float = 0.2, wide: float = 0.1, most_gain: float = 0.4) -> Regression:

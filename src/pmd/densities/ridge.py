@@ -1,7 +1,7 @@
 """Ridge regression of a function's values at whitened points: a full quadratic, or a kernel.
 
-Both fits take rows of a fixed number of sizes, `padded`; a row with infinite noise counts for
-nothing, so that padding compiles few programs and changes no result.
+Rows are padded to few sizes by rows of infinite noise, which count for nothing: few programs are
+compiled and no result changes.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.linalg import cho_solve
+from jax.typing import ArrayLike
+from scipy import linalg
 
 LINEAR = 1e3  # prior variance of a quadratic's constant and slopes over that of its second order
 TOLERANCE = 1e-8
@@ -20,15 +21,15 @@ STEPS = 200
 class Quadratic(NamedTuple):
     """r(z) = constant + slope . z + z' curvature z / 2."""
 
-    constant: Array
-    slope: Array
-    curvature: Array
+    constant: ArrayLike
+    slope: ArrayLike
+    curvature: ArrayLike
 
 
 class Shape(NamedTuple):
-    """Which functions a kernel prefers, with u = z.z' / d:
+    """Which functions a kernel prefers: with u = z.z' / d, k(z, z') is
 
-    k(z, z') = 10 (1 + slope (4 u + 6 u^2) + higher (4 u^3 + u^4)) + bump exp(-|z - z'|^2 / (d l^2)).
+    10 (1 + slope (4 u + 6 u^2) + higher (4 u^3 + u^4)) + bump exp(-|z - z'|^2 / (d length^2)).
     """
 
     slope: float = 1.0
@@ -40,8 +41,8 @@ class Shape(NamedTuple):
 class Kernel(NamedTuple):
     """r(z) = sum_j coefficient_j k(z, centre_j)."""
 
-    centres: Array
-    coefficients: Array
+    centres: ArrayLike
+    coefficients: ArrayLike
     shape: Shape
 
 
@@ -68,9 +69,9 @@ def padded_size(n: int) -> int:
     return n + -n % step
 
 
-def padded(rows: Rows) -> Rows:
-    """The same rows and some of infinite noise, so that few sizes are compiled."""
-    more = padded_size(len(rows.z)) - len(rows.z)
+def padded(rows: Rows, size: int) -> Rows:
+    """The same rows and some of infinite noise, up to `size`."""
+    more = size - len(rows.z)
     return Rows(
         np.pad(rows.z, ((0, more), (0, 0))),
         np.pad(rows.y, (0, more)),
@@ -103,20 +104,38 @@ def fit_kernel(rows: Rows, shape: Shape) -> Kernel:
 
     Coefficients are NaN where the matrix is not positive definite to working accuracy.
     """
-    rows = padded(rows)
-    return Kernel(rows.z, _solve_kernel(rows, shape), shape)
+    n = len(rows.z)
+    rows = padded(rows, padded_size(n))
+    if jax.default_backend() != "cpu":
+        return Kernel(rows.z, _solve_kernel(rows, shape), shape)
+    # LAPACK in place: XLA's Cholesky and solves copy the matrix several times, which doubles the
+    # time, and have to be compiled for every size.
+    matrix = np.array(np.asarray(_matrix(rows.z, shape))[:n, :n])
+    matrix[np.diag_indices(n)] += rows.noise[:n] / rows.amplitude
+    try:
+        factor = linalg.cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+        solution = linalg.cho_solve(factor, rows.y[:n], check_finite=False)
+    except linalg.LinAlgError:
+        solution = np.full(n, np.nan)
+    return Kernel(rows.z, np.pad(solution, (0, len(rows.z) - n)), shape)
 
 
 def fit_quadratic(rows: Rows) -> Quadratic:
-    """The ridge regression on all terms up to second order, as a kernel fit without the kernel.
+    """The ridge regression on all terms up to second order, by conjugate gradients.
 
     Minimises sum_i (r(z_i) - y_i)^2 / noise_i + |c|^2 / amplitude over the coefficients c of the
     Hermite polynomials 1, z_i, (z_i^2 - 1) / sqrt 2, z_i z_j, those of first order and less with
     a prior variance LINEAR times as large. In whitened coordinates these features are nearly
-    orthogonal, so that some fifty steps of conjugate gradients, each two products of (n, d) by
-    (d, d), replace the (d + 1)(d + 2) / 2 squared normal equations.
+    orthogonal, so that some fifty steps, each two products of (n, d) by (d, d), replace normal
+    equations of (d + 1)(d + 2) / 2 unknowns.
     """
-    return _solve_quadratic(padded(rows))
+    size = max(1024, 2 ** (len(rows.z) - 1).bit_length())
+    return jax.tree.map(np.asarray, _solve_quadratic(padded(rows, size)))
+
+
+@jax.jit
+def _matrix(z: Array, shape: Shape) -> Array:
+    return kernel(shape, z, z)
 
 
 @jax.jit
@@ -125,7 +144,7 @@ def _solve_kernel(rows: Rows, shape: Shape) -> Array:
     matrix = jnp.where(live[:, None] & live, kernel(shape, rows.z, rows.z), 0)
     matrix = matrix + jnp.diag(jnp.where(live, rows.noise / rows.amplitude, 1))
     chol = jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
-    return cho_solve((chol, True), jnp.where(live, rows.y, 0))
+    return jax.scipy.linalg.cho_solve((chol, True), jnp.where(live, rows.y, 0))
 
 
 @jax.jit

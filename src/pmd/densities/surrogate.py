@@ -32,14 +32,21 @@ class Surrogate(NamedTuple):
     high: float = np.inf
 
 
-def log_density(surrogate: Surrogate, z: Array) -> Array:
-    """s at whitened points (n, d), as a traceable function."""
+def traced(surrogate: Surrogate, z: Array) -> Array:
+    """s at whitened points (n, d), as one traceable function."""
+    surrogate = jax.tree.map(jnp.asarray, surrogate)
     residual = jnp.clip(ridge.evaluate(surrogate.residual, z), surrogate.low, surrogate.high)
     return mixture.log_prob(surrogate.base, z) + surrogate.shift + residual
 
 
-def gaussian(surrogate: Surrogate) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and Cholesky factor where s is a Gaussian: one base, a negative definite quadratic."""
+def log_density(surrogate: Surrogate, z: np.ndarray) -> np.ndarray:
+    """s at whitened points (n, d): base and residual by themselves, so that programs add up."""
+    residual = np.clip(evaluate(surrogate.residual, z), surrogate.low, surrogate.high)
+    return log_mixture(surrogate.base, z) + surrogate.shift + residual
+
+
+def gaussian(surrogate: Surrogate) -> Mixture | None:
+    """s normalised, where it is a Gaussian: one base and a negative definite quadratic."""
     residual, base = surrogate.residual, surrogate.base
     if not isinstance(residual, ridge.Quadratic) or mixture.num_components(base) > 1:
         return None
@@ -49,7 +56,7 @@ def gaussian(surrogate: Surrogate) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     cov = np.linalg.inv(precision)
     slope = np.asarray(residual.slope) + inverse.T @ inverse @ np.asarray(base.mean[0])
-    return cov @ slope, np.linalg.cholesky(cov)
+    return Mixture._make((np.zeros(1), (cov @ slope)[None], np.linalg.cholesky(cov)[None]))
 
 
 def few_sizes(mix: Mixture) -> Mixture:
@@ -62,29 +69,27 @@ def few_sizes(mix: Mixture) -> Mixture:
 
 
 def in_blocks(function: Callable[..., Any], fixed: Any, *rows: np.ndarray) -> Any:
-    """function(fixed, *rows) by blocks of at most 512 rows: one compiled program for any number."""
+    """function(fixed, *rows) by blocks of 512 rows: one compiled program for any number of them."""
     n = len(rows[0])
-    size = min(BLOCK, ridge.padded_size(n))
-    fixed = jax.tree.map(jnp.asarray, fixed)
+    fixed = jax.device_put(fixed)
     parts = []
-    for i in range(0, n, size):
-        block = [a[i : i + size] for a in rows]
-        more = size - len(block[0])
+    for i in range(0, n, BLOCK):
+        block = [a[i : i + BLOCK] for a in rows]
+        more = BLOCK - len(block[0])
         if more:
             block = [np.concatenate([a, np.repeat(a[:1], more, axis=0)]) for a in block]
         parts.append(function(fixed, *block))
     return jax.tree.map(lambda *a: np.concatenate([np.asarray(x) for x in a])[:n], *parts)
 
 
-_log_density = jax.jit(log_density)
-_log_mixture = jax.jit(mixture.log_prob)
+_traced, _log_mixture = jax.jit(traced), jax.jit(mixture.log_prob)
+_component_log_prob = jax.jit(mixture.component_log_prob)
+_evaluate = jax.jit(ridge.evaluate)
 
 
-@jax.jit
-def _propose(pair: tuple[Surrogate, Mixture], u: Array) -> tuple[Array, Array, Array]:
-    surrogate, proposal = pair
-    z = mixture.transport(proposal, u)
-    return z, mixture.log_prob(proposal, z), log_density(surrogate, z)
+def evaluate(residual: ridge.Residual, z: np.ndarray) -> np.ndarray:
+    """r at whitened points."""
+    return in_blocks(_evaluate, residual, z)
 
 
 def log_mixture(mix: Mixture, z: np.ndarray) -> np.ndarray:
@@ -92,12 +97,24 @@ def log_mixture(mix: Mixture, z: np.ndarray) -> np.ndarray:
     return in_blocks(_log_mixture, few_sizes(mix), z)
 
 
+def component_log_prob(mix: Mixture, z: np.ndarray) -> np.ndarray:
+    """log pi_k + log-density of component k at whitened points, (n, K)."""
+    return in_blocks(_component_log_prob, few_sizes(mix), z)
+
+
+@jax.jit
+def _propose(proposal: Mixture, u: Array) -> tuple[Array, Array]:
+    z = mixture.transport(proposal, u)
+    return z, mixture.log_prob(proposal, z)
+
+
 def propose(
     surrogate: Surrogate, proposal: Mixture, n: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """n draws z from the proposal (scrambled Sobol), log f(z) and s(z)."""
     u = mixture.sobol(seed, n, proposal.mean.shape[1] + 1)
-    return in_blocks(_propose, (surrogate, proposal), u)
+    z, log_f = in_blocks(_propose, proposal, u)
+    return z, log_f, log_density(surrogate, z)
 
 
 def seed_of(key: Array) -> int:
@@ -147,7 +164,7 @@ class Regressed:
     def log_prob(self, theta: ArrayLike) -> np.ndarray:
         """Normalised log-density at theta (n, d): (n,), float64."""
         with jax.enable_x64(True):
-            value = in_blocks(_log_density, self.surrogate, self._whiten(np.asarray(theta)))
+            value = log_density(self.surrogate, self._whiten(np.asarray(theta)))
         return value - self.log_normaliser - self._log_det
 
     def log_prob_traced(self, theta: Array) -> Array:
@@ -159,7 +176,7 @@ class Regressed:
         with jax.enable_x64(True):
             wide = jnp.asarray(theta, jnp.float64).reshape(-1, len(self.mean))
             z = (wide - self.mean) @ jnp.asarray(self._whitening.T)
-            value = _log_density(jax.tree.map(jnp.asarray, self.surrogate), z)
+            value = _traced(self.surrogate, z)
             value = value - (self.log_normaliser + self._log_det)
             return value.astype(theta.dtype).reshape(theta.shape[:-1])
 
@@ -212,6 +229,10 @@ class Regressed:
 
     def _whiten(self, theta: np.ndarray) -> np.ndarray:
         return (theta.astype(np.float64) - self.mean) @ self._whitening.T
+
+    def with_draws(self, z: np.ndarray, log_f: np.ndarray, log_s: np.ndarray) -> "Regressed":
+        """The same density with these as its `draws`."""
+        return replace(self, draws=self._coloured(z, log_f, log_s))
 
     def _coloured(self, z: np.ndarray, log_f: np.ndarray, log_s: np.ndarray) -> Draws:
         log_q = log_s - self.log_normaliser - self._log_det
