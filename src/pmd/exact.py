@@ -20,11 +20,16 @@ from pmd.problem import Flat
 
 PyTree = Any
 
-NEAR = 0.7  # share of proposals along differences between neighbours, so that modes keep to themselves
+NEAR = (
+    0.7  # share of proposals along differences between neighbours, so that modes keep to themselves
+)
 WHOLE = 0.3  # share of the other proposals that are whole differences: from mode to mode
 CANDIDATES = 12  # among which the nearest counts as a neighbour
 ACCEPTANCE = 0.25  # that the scale of the proposals is steered to
-MOVED, TRAVELLED = 0.95, 2.0  # a walk ends when this share moved, and this many steps were accepted each
+MOVED, TRAVELLED = (
+    0.95,
+    2.0,
+)  # a walk ends when this share moved, and this many steps were accepted each
 
 
 class Iterate(NamedTuple):
@@ -93,6 +98,7 @@ class Walk(NamedTuple):
     acceptance: Array
     offset: Array  # of log_q: the running log-normaliser, relative to the reference
     bad: Array
+    culprit: Array  # (d,) the first vector at which the likelihood was NaN or +inf, if `bad`
 
 
 def resample(key: Array, log_w: Array, count: int) -> Array:
@@ -128,9 +134,12 @@ def walk(
     log_q, _, sums = log_density(flat, blocks, it, rows, begin, everyone)
     kind = begin.dtype
     zero = jnp.zeros((), kind)
+    gap = log_q - state.log_q[ancestors]
+    known = jnp.isfinite(gap)  # a fit may have drawn what turns out to be impossible
+    offset = jnp.sum(jnp.where(known, gap, 0.0)) / jnp.maximum(jnp.sum(known), 1)
     first = Walk(
         begin, log_q, jnp.zeros(count, bool), jnp.ones((), kind), zero,
-        jnp.zeros((), jnp.int32), zero, jnp.mean(log_q - state.log_q[ancestors]), sums.bad,
+        jnp.zeros((), jnp.int32), zero, offset, sums.bad, begin[jnp.argmax(not_below_inf(log_q))],
     )  # fmt: skip
 
     def going(w: Walk) -> Array:
@@ -159,6 +168,11 @@ def walk(
 
     end = jax.lax.while_loop(going, sweep, first)
     return end, flat.log_prior(end.theta)
+
+
+def not_below_inf(x: Array) -> Array:
+    """Where numbers are NaN or +inf."""
+    return ~(x < jnp.inf)
 
 
 def whitening(theta: Array) -> Array:
@@ -214,4 +228,5 @@ def half_sweep(
         log_q=w.log_q.at[mine].set(jnp.where(accept, value, w.log_q[mine])),
         moved=w.moved.at[mine].set(w.moved[mine] | accept),
         bad=w.bad + sums.bad,
+        culprit=jnp.where(w.bad > 0, w.culprit, proposal[jnp.argmax(not_below_inf(value))]),
     ), accepted.astype(kind)

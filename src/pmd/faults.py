@@ -33,24 +33,43 @@ def not_finite(run: "Run", index: np.ndarray, rows: PyTree = None) -> NotFiniteE
 
     `rows` are the rows themselves where they are not the run's.
     """
-    index = np.asarray(index)
     theta = np.asarray(run.state.theta)[: int(run.state.count)]
+    where = f"step {int(run.state.t) + 1}, a batch of {len(index)} rows ({preview(index)})"
+    return found(run, theta, np.asarray(index), rows, where)
+
+
+def move_not_finite(run: "Run", culprit: np.ndarray) -> NotFiniteError:
+    """The error for a move that met NaN or +inf at a vector; the state is that before the move."""
+    index = np.flatnonzero(np.asarray(run.state.row_weights) > 0)
+    where = f"a move after step {int(run.state.t)}, on the {len(index)} rows seen by then"
+    return found(run, culprit[None], index, None, where)
+
+
+def found(
+    run: "Run", theta: np.ndarray, index: np.ndarray, rows: PyTree, where: str
+) -> NotFiniteError:
+    """Which row and which particle it was, and what to do."""
     if rows is None:
         rows = jax.tree.map(lambda a: a[jnp.asarray(index)], run.rows)
     row, particle = find_bad(run.flat, theta, rows)
-    step = int(run.state.t) + 1
-    where = f"step {step}, a batch of {len(index)} rows ({preview(index)})"
-    if row < 0:
-        return NotFiniteError(
-            f"every particle lost its weight at {where}: log_likelihood is -inf for all of them; "
-            "check that the prior covers what the data ask for"
-        )
+    name, told = "log_likelihood", ""
+    if row >= 0:
+        value = jax.tree.map(lambda a: np.asarray(a)[row], rows)
+        told = f": row {int(index[row])}, {value}"
+    else:
+        prior = np.asarray(run.flat.log_prior(jnp.asarray(theta)))
+        bad = ~(prior < np.inf)
+        if not bad.any():
+            return NotFiniteError(
+                f"every particle lost its weight at {where}: log_likelihood is -inf for all of "
+                "them; check that the prior covers what the data ask for"
+            )
+        name, particle = "log_prior", int(np.argmax(bad))
     values = jax.tree.map(np.asarray, run.flat.structure.unravel(jnp.asarray(theta[particle])))
-    value = jax.tree.map(lambda a: np.asarray(a)[row], rows)
     return NotFiniteError(
-        f"log_likelihood is NaN or +inf at {where}: row {int(index[row])}, {value}, under the "
-        f"parameter {values}; return -inf where a parameter is impossible, and guard logarithms "
-        "and divisions. The error's .posterior is the last good state"
+        f"{name} is NaN or +inf at {where}{told}, under the parameter {values}; return -inf where "
+        "a parameter is impossible, and guard logarithms and divisions. The error's .posterior is "
+        "the last good state"
     )
 
 

@@ -42,7 +42,7 @@ class MoveInfo(NamedTuple):
     count: int  # particles after the move
     evaluations: float  # likelihood evaluations spent on checks, in passes of one particle
     seconds: float
-    bad: int = 0
+    culprit: np.ndarray | None = None  # where the likelihood was NaN or +inf
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def live(state: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def padded(array: np.ndarray, capacity: int, fill: float | np.ndarray) -> np.ndarray:
     """An array with rows added up to `capacity`."""
-    extra = np.broadcast_to(np.asarray(fill, array.dtype), (capacity - len(array), *array.shape[1:]))
+    extra = np.broadcast_to(
+        np.asarray(fill, array.dtype), (capacity - len(array), *array.shape[1:])
+    )
     return np.concatenate([array, extra])
 
 
@@ -163,98 +165,103 @@ class Mover:
             allowance: likelihood evaluations that the checks may cost.
         """
         began = time.perf_counter()
+        allowed = 0.0 if exact_next else allowance
         with self.clock("move"):
             if self.density.jittable:
                 redraw = Redraw(self.flat, self.density)
                 state, fitted = redrawn(redraw, key, state, jnp.asarray(count, jnp.int32))
-                return state, self.info("fit", fitted, np.nan, state, 0.0, began)
-            return self.fit_and_check(
-                key, state, rows, count, previous, exact_next, allowance, began
-            )
+                it = exact_iterate.iterate(state)
+                return self.weighed(key, state, it, rows, fitted, allowed, began)
+            fit_key, draw_key, check_key = jax.random.split(key, 3)
+            theta, log_q, log_w = live(state)
+            fitted = self.density.fit(
+                fit_key, theta, log_q, log_w,
+                num_draws=count, previous=previous.density if previous else None,
+            )  # fmt: skip
+            it = exact_iterate.iterate(state)
+            price = self.price(state, it)
+            poor = not fitted.error < WALK * float(np.sqrt(self.dimension)) * (1 + price / 2)
+            dear = price * 2 * self.num_particles * SWEEPS > allowance
+            if self.checked(price) and not self.large and poor and not dear:
+                state, walk = self.walk(check_key, state, it, rows, 2 * self.num_particles)
+                seconds, error = time.perf_counter() - began, float(fitted.error)
+                return state, walk._replace(density=fitted, error=error, seconds=seconds)
+            draws = fitted.draw(draw_key, count)
+            state = place(self.flat, state, draws.theta, draws.log_q, draws.log_f)
+            return self.weighed(check_key, state, it, rows, fitted, allowed, began)
 
-    def fit_and_check(
-        self,
-        key: Array,
-        state: State,
-        rows: PyTree,
-        count: int,
-        previous: MoveInfo | None,
-        exact_next: bool,
-        allowance: float,
+    def price(self, state: State, it: Any) -> float:
+        """What one evaluation of the exact iterate costs: rows seen over rows there are."""
+        return float(it.seen) / max(len(state.row_weights), 1)
+
+    def checked(self, price: float) -> bool:
+        """Whether moves are held against the exact iterate."""
+        asked = self.exact == "always" or (self.exact == "auto" and not self.large)
+        return asked and price > 0
+
+    def weighed(
+        self, key: Array, state: State, it: Any, rows: PyTree, fitted: Any, allowance: float,
         began: float,
-    ) -> tuple[State, MoveInfo]:
-        """A move of a density that is fitted on the host: keep, re-weigh, or walk."""
-        fit_key, draw_key, check_key = jax.random.split(key, 3)
-        theta, log_q, log_w = live(state)
-        fitted = self.density.fit(
-            fit_key, theta, log_q, log_w,
-            num_draws=count, previous=previous.density if previous else None,
-        )  # fmt: skip
-        it = exact_iterate.iterate(state)
-        price = float(it.seen) / max(len(state.row_weights), 1)
-        checked = self.exact != "never" and price > 0 and not self.large
-        root = float(np.sqrt(self.dimension))
-        poor = not fitted.error < WALK * root * (1 + price / 2)
-        if checked and poor and price * 2 * self.num_particles * SWEEPS <= allowance:
-            state, walk = self.walk(check_key, state, it, rows, 2 * self.num_particles)
-            return state, walk._replace(
-                density=fitted, error=float(fitted.error), seconds=time.perf_counter() - began
-            )
-        draws = fitted.draw(draw_key, count)
-        state = place(self.flat, state, draws.theta, draws.log_q, draws.log_f)
-        action, audit, spent, bad = "fit", np.nan, 0.0, 0
-        if checked and not exact_next and price * (count + AUDITED) <= allowance:
-            state, action, audit, spent, bad = self.check(
-                check_key, state, it, rows, REWEIGH * root * (1 + 2 * price), float(fitted.error)
-            )
-        return state, self.info(action, fitted, audit, state, spent, began, bad)
+    ) -> tuple[State, MoveInfo]:  # fmt: skip
+        """The draws of a fit, audited or weighed exactly as far as evaluations allow."""
+        price, count = self.price(state, it), int(state.count)
+        action, audit, spent, culprit = "fit", np.nan, 0.0, None
+        if self.checked(price) and price * (count + AUDITED) <= allowance:
+            limit = REWEIGH * float(np.sqrt(self.dimension)) * (1 + 2 * price)
+            error = float(np.asarray(fitted.error))
+            state, action, audit, spent, culprit = self.check(key, state, it, rows, limit, error)
+        return state, self.info(action, fitted, audit, state, spent, began, culprit)
 
     def info(
         self, action: str, fitted: Any, audit: float, state: State, spent: float, began: float,
-        bad: int = 0,
+        culprit: np.ndarray | None = None,
     ) -> MoveInfo:  # fmt: skip
         """The record of a move."""
         count = int(state.count)
         share = float(ess(log_weights(state))) / count
         error = float(np.asarray(fitted.error))
         seconds = time.perf_counter() - began
-        return MoveInfo(action, fitted, error, audit, share, count, spent, seconds, bad=bad)
+        return MoveInfo(action, fitted, error, audit, share, count, spent, seconds, culprit)
 
     def check(
         self, key: Array, state: State, it: Any, rows: PyTree, limit: float, error: float
-    ) -> tuple[State, str, float, float, int]:
-        """Audit the draws, and weigh all of them exactly where the fit does not hold."""
+    ) -> tuple[State, str, float, float, np.ndarray | None]:
+        """Audit the draws, and weigh all of them exactly where the fit does not hold.
+
+        Returns the state, what was done, the audit, evaluations spent, and a draw at which the
+        likelihood was NaN or +inf, if there was one: nothing is weighed then.
+        """
         theta, log_q, log_w = live(state)
-        price = float(it.seen) / len(state.row_weights)
+        price = self.price(state, it)
         audit, spent = np.nan, 0.0
-        wrong = self.exact == "always" or not error < limit
+        wrong = self.exact == "always" or error >= limit  # nan, not measured: the audit tells
         if not wrong:
             chosen = audited(key, log_w)
-            exact, _ = self.evaluate(it, rows, theta[chosen], len(state.theta))
+            exact = self.evaluate(it, rows, theta[chosen], len(state.theta))
             audit = audit_error(log_q, log_q[chosen], exact, self.dimension)
             spent += len(chosen) * price
             wrong = not audit <= 3 * limit
         if not wrong:
-            return state, "fit", audit, spent, 0
-        exact, bad = self.evaluate(it, rows, theta, len(state.theta))
+            return state, "fit", audit, spent, None
+        exact = self.evaluate(it, rows, theta, len(state.theta))
+        spent += len(theta) * price
+        bad = ~(exact < np.inf)
+        if bad.any():
+            return state, "reweigh", audit, spent, theta[np.argmax(bad)]
         log_p0 = np.asarray(state.log_p0, np.float64)[: len(theta)]
         prior = np.asarray(state.log_prior)[: len(theta)]
-        if bad == 0 and np.isfinite(exact).any():
+        if np.isfinite(exact).any():
             shift = np.max(exact) - np.max(log_q)
             state = place(self.flat, state, theta, exact - shift, log_p0, prior)
-        return state, "reweigh", audit, spent + len(theta) * price, bad
+        return state, "reweigh", audit, spent, None
 
-    def evaluate(
-        self, it: Any, rows: PyTree, theta: np.ndarray, capacity: int
-    ) -> tuple[np.ndarray, int]:
+    def evaluate(self, it: Any, rows: PyTree, theta: np.ndarray, capacity: int) -> np.ndarray:
         """The exact log q at some vectors (relative to the reference), through one program."""
         points = jnp.asarray(padded(np.asarray(theta, it.reference.dtype), capacity, theta[0]))
         count = jnp.asarray(len(theta), jnp.int32)
         with self.clock("likelihood"):
-            value, _, sums = exact_iterate.log_density(
-                self.flat, self.blocks, it, rows, points, count
-            )
-            return np.asarray(value, np.float64)[: len(theta)], int(sums.bad)
+            value, _, _ = exact_iterate.log_density(self.flat, self.blocks, it, rows, points, count)
+            return np.asarray(value, np.float64)[: len(theta)]
 
     def walk(
         self, key: Array, state: State, it: Any, rows: PyTree, count: int
@@ -263,18 +270,17 @@ class Mover:
         began = time.perf_counter()
         count = min(count, len(state.theta))
         with self.clock("walk"):
-            end, log_prior = exact_iterate.walk(
-                self.flat, self.blocks, key, state, it, rows, count
-            )
+            end, log_prior = exact_iterate.walk(self.flat, self.blocks, key, state, it, rows, count)
             jax.block_until_ready(end)
         theta, log_q = np.asarray(end.theta), np.asarray(end.log_q - end.offset, np.float64)
-        state = place(self.flat, state, theta, log_q, log_q, np.asarray(log_prior))
-        price = float(it.seen) / len(state.row_weights)
+        # A particle that began where log q is -inf and found no way out has no weight.
+        log_p0 = np.where(np.isfinite(log_q), log_q, 0.0)
+        state = place(self.flat, state, theta, log_q, log_p0, np.asarray(log_prior))
+        price = self.price(state, it)
         seconds = time.perf_counter() - began
         spent = count * price * (1 + int(end.sweeps))
-        return state, MoveInfo(
-            "walk", None, np.nan, np.nan, 1.0, count, spent, seconds, bad=int(end.bad)
-        )
+        culprit = np.asarray(end.culprit) if int(end.bad) else None
+        return state, MoveInfo("walk", None, np.nan, np.nan, 1.0, count, spent, seconds, culprit)
 
 
 def audited(key: Array, log_w: np.ndarray) -> np.ndarray:
@@ -287,9 +293,7 @@ def audited(key: Array, log_w: np.ndarray) -> np.ndarray:
     return np.unique(np.r_[by_weight, random.choice(len(log_w), half)])
 
 
-def audit_error(
-    log_q: np.ndarray, fitted: np.ndarray, exact: np.ndarray, dimension: int
-) -> float:
+def audit_error(log_q: np.ndarray, fitted: np.ndarray, exact: np.ndarray, dimension: int) -> float:
     """The largest error of log q at audited draws that matter, up to a common constant."""
     error = exact - fitted
     upper = fitted >= np.median(fitted)

@@ -10,7 +10,7 @@ from jax import Array
 
 from pmd.budget import Budget
 from pmd.clock import Clock
-from pmd.faults import not_finite
+from pmd.faults import move_not_finite, not_finite
 from pmd.likelihood import Blocks
 from pmd.mirror import Info, State, Steps, initial, log_weights, stretch
 from pmd.moves import SWEEPS, MoveInfo, Mover, Redraw
@@ -265,7 +265,9 @@ class Run:
             if self.guards and int(self.state.t):
                 self.move(exact_next=True)
             share = FULL_GUARD if self.careful else self.plan.density.guard
-            last = (k >= planned - 1 and not self.careful) or not self.budget.pays(2 * m, self.evaluations)
+            last = (k >= planned - 1 and not self.careful) or not self.budget.pays(
+                2 * m, self.evaluations
+            )
             h = self.full_step(0.0 if last else self.floor(share))
             if k + 1 >= planned and h >= 1.0:
                 break
@@ -280,9 +282,7 @@ class Run:
         everything = jnp.arange(self.plan.num_data, dtype=jnp.int32)
         order = jnp.concatenate([everything, everything])
         size = np.asarray([self.plan.num_data])
-        infos, _ = self.device_steps(
-            order, np.zeros(1), size, np.ones(1), [], floor, 0.0, None
-        )
+        infos, _ = self.device_steps(order, np.zeros(1), size, np.ones(1), [], floor, 0.0, None)
         self.visited += self.plan.num_data
         h = float(infos.step_size[0])
         self.exact_last = h >= 1.0
@@ -304,13 +304,17 @@ class Run:
         sweeps = SWEEPS if weak else 0
         if not self.budget.pays((4 * sweeps + 1) * m, self.evaluations):
             return
-        before = self.state, self.evidence, self.exact_last
-        if weak:
-            self.walk(4 * m)
-        self.move(exact_next=True, allowance=0.0)
-        self.full_step(0.0)
-        if float(ess(log_weights(self.state))) < ACCEPTED_ESS * int(self.state.count):
-            self.state, self.evidence, self.exact_last = before
+        before, better = (self.state, self.evidence, self.exact_last), False
+        try:
+            if weak:
+                self.walk(4 * m)
+            self.move(exact_next=True, allowance=0.0)
+            self.full_step(0.0)
+            share = float(ess(log_weights(self.state))) / int(self.state.count)
+            better = self.exact_last and share >= ACCEPTED_ESS
+        finally:  # an interruption too goes back to the last exact weights
+            if not better:
+                self.state, self.evidence, self.exact_last = before
 
     # ------------------------------------------------------------------ moves
     def move(
@@ -318,10 +322,11 @@ class Run:
     ) -> None:
         """Fit, draw, weigh, check; books what was done."""
         wanted = self.affordable(self.count) if count is None else count
-        self.state, info = self.mover.move(
+        state, info = self.mover.move(
             self.next_key(), self.state, self.rows, wanted, self.last_move, exact_next,
             self.allowance() if allowance is None else allowance,
         )  # fmt: skip
+        self.moved(state, info)
         if count is None:
             self.count = self.mover.next_count(self.count, info.error)
         self.record_move(info)
@@ -330,12 +335,19 @@ class Run:
         """A walk of its own, without a fit."""
         from pmd.exact import iterate
 
-        self.state, info = self.mover.walk(
+        state, info = self.mover.walk(
             self.next_key(), self.state, iterate(self.state), self.rows, count
         )
+        self.moved(state, info)
         density = self.last_move.density if self.last_move else None
         error = self.last_move.error if self.last_move else np.nan
         self.record_move(info._replace(density=density, error=error))
+
+    def moved(self, state: State, info: MoveInfo) -> None:
+        """The state after a move; what a fit says of log q is not exact."""
+        if info.culprit is not None:
+            raise move_not_finite(self, info.culprit)
+        self.state, self.exact_last = state, False
 
     def record_move(self, info: MoveInfo) -> None:
         """One record a move."""
