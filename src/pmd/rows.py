@@ -15,44 +15,56 @@ PyTree = Any
 
 def as_rows(data: PyTree) -> tuple[PyTree, int]:
     """Data as arrays on the device, and how many rows they have; says what is wrong with them."""
-    found = jax.tree_util.tree_leaves_with_path(data)
-    if data is None or not found:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(data)
+    if not leaves:
         raise InputError("data is empty: give an array, or a tuple or dict of arrays, of rows")
     lengths: dict[str, int] = {}
-    for path, leaf in found:
+    arrays = []
+    for path, leaf in leaves:
         name = key_path_name(path)
         label = f"data[{name}]" if name else "data"
-        array = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
-        check_array(label, array)
-        lengths[label] = array.shape[0]
+        arrays.append(as_array(label, leaf))
+        lengths[label] = arrays[-1].shape[0]
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{label} has {n}" for label, n in lengths.items())
         raise InputError(f"all arrays of the data must have as many rows: {told}")
     num_data = next(iter(lengths.values()))
     if num_data == 0:
         raise InputError("data has no rows")
-    return jax.tree.map(jnp.asarray, data), num_data
+    return jax.tree.unflatten(treedef, arrays), num_data
 
 
-def check_array(label: str, array: Any) -> None:
-    """An array of finite numbers with a leading axis of rows."""
-    if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.floating):
+def as_array(label: str, leaf: Any) -> Array:
+    """An array on the device, of finite real numbers, with a leading axis of rows."""
+    given = leaf if isinstance(leaf, Array) else np.asarray(leaf)
+    floating = jnp.issubdtype(given.dtype, jnp.floating)
+    if given.dtype.kind not in "fiub" and not floating:
         raise InputTypeError(
-            f"{label} holds {array.dtype}: rows must be real numbers (encode text and dates first)"
+            f"{label} holds {given.dtype}: rows must be real numbers (encode text and dates first)"
         )
-    if array.ndim == 0:
-        raise InputError(f"{label} is a single number: rows lie along the first axis of an array")
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return
-    values = np.asarray(array)
-    wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    if wrong.any():
-        which = np.flatnonzero(wrong)
-        told = ", ".join(map(str, which[:5])) + (", ..." if len(which) > 5 else "")
+    if given.ndim == 0:
         raise InputError(
-            f"{label} has NaN or infinite values in {len(which)} rows (row {told}): "
-            "drop or impute them first"
+            f"{label} is a single number: rows lie along the first axis of an array "
+            "(make lists of numbers arrays first)"
         )
+    with np.errstate(over="ignore"):  # checked below
+        array = jnp.asarray(given)
+    if floating:
+        refuse(label, ~np.isfinite(np.asarray(given)), "NaN or infinite values", "drop or impute")
+    if given.dtype != array.dtype:
+        largest = (jnp.finfo if floating else jnp.iinfo)(array.dtype).max
+        what = f"values too large for {array.dtype}"
+        refuse(label, abs(np.asarray(given)) > float(largest), what, "rescale or drop")
+    return array
+
+
+def refuse(label: str, wrong: np.ndarray, what: str, cure: str) -> None:
+    """An error that tells the first few rows with something wrong, if there are any."""
+    if not wrong.any():
+        return
+    which = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
+    told = ", ".join(map(str, which[:5])) + (", ..." if len(which) > 5 else "")
+    raise InputError(f"{label} has {what} in {len(which)} rows (row {told}): {cure} them first")
 
 
 class Order:
