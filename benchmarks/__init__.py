@@ -1,0 +1,1 @@
+"""Figures that the project stands by, and the programs that make them."""
