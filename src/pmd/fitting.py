@@ -3,6 +3,7 @@
 (The module is not called `fit`, so that importing it never hides the function `pmd.fit`.)
 """
 
+import time
 import warnings as python_warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -100,6 +101,8 @@ def fit(
         raise InputTypeError(f"problem must be a pmd.Problem, got {type(problem).__name__}")
     if until not in (None, "certified"):
         raise InputError(f'until must be None or "certified", got {until!r}')
+    if callback is not None and not callable(callback):
+        raise InputTypeError(f"callback must be a function of one record, got {callback!r}")
     if start is not None:
         problem = Problem(
             problem.log_prior, problem.log_likelihood, problem.sample_prior, start=start,
@@ -122,7 +125,12 @@ def fit(
     told = doubts(plan) + ((READ_ONCE,) if once else ())
     for sentence in doubts(plan):
         python_warnings.warn(sentence, stacklevel=2)
-    settings: dict[str, Any] = {"seed": seed, "passes": plan.passes, "num_data": num_data, "exact": plan.exact}
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "passes": plan.passes,
+        "num_data": num_data,
+        "exact": plan.exact,
+    }
     posterior = run_plan(flat, rows, plan, seed, told, settings, progress, callback, spent)
     if until is None:
         return posterior
@@ -140,27 +148,37 @@ def until_certified(
     """Twice the passes and particles, again and again, until the certificate says trust."""
     from dataclasses import replace as changed
 
-    effort = 1
-    spent = posterior.evaluations
-    while posterior.certificate.verdict != "trust" and effort < MOST_EFFORT:
-        effort *= 2
-        count = plan.num_particles
-        more = changed(
-            plan,
-            passes=plan.passes * effort,
-            num_particles=count if callable(count) else int(count) * effort,
-        )
-        posterior = run_plan(flat, rows, more, seed, told, settings, progress, callback)
-        spent += posterior.evaluations
-        posterior.settings["until"] = (
-            f"certified with {effort} times the passes and particles"
-            if posterior.certificate.verdict == "trust"
-            else f"not certified with {effort} times the passes and particles, the most tried"
-            if effort >= MOST_EFFORT
-            else ""
-        )
-        posterior.evaluations = spent
-    posterior.settings.setdefault("until", "certified as planned")
+    effort, spent = 1, posterior.evaluations
+    began = time.perf_counter() - posterior.settings["seconds"]["all"]
+    ended = ""
+    while posterior.certificate.verdict != "trust" and not ended:
+        count, budget, seconds = plan.num_particles, plan.evaluations, plan.seconds
+        left = None if seconds is None else seconds + began - time.perf_counter()
+        if "stopped" in posterior.settings:
+            ended = posterior.settings["stopped"]
+        elif (budget is not None and spent >= budget) or (left is not None and left <= 0):
+            ended = "the budget is spent"
+        elif effort >= MOST_EFFORT:
+            ended = f"{effort} times the passes and particles are the most tried"
+        else:
+            effort *= 2
+            more = changed(
+                plan,
+                passes=plan.passes * effort,
+                num_particles=count if callable(count) else int(count) * effort,
+                evaluations=None if budget is None else budget - spent,
+                seconds=left,
+            )
+            posterior = run_plan(flat, rows, more, seed, told, settings, progress, callback)
+            spent += posterior.evaluations
+    posterior.settings["until"] = (
+        f"not certified: {ended}"
+        if ended
+        else f"certified with {effort} times the passes and particles"
+        if effort > 1
+        else "certified as planned"
+    )
+    posterior.evaluations = spent
     return posterior
 
 
@@ -203,36 +221,58 @@ def check_values(flat: Flat, rows: PyTree, seed: int, num_data: int) -> float:
 
     Returns the likelihood evaluations that it took.
     """
-    theta = flat.sample(jax.random.key(seed), jnp.arange(64))
+    draws, few = 64, jax.tree.map(lambda a: a[:CHECKED_ROWS], rows)
+    cost = min(CHECKED_ROWS, num_data) / num_data
+    sampler = "sample_prior" if flat.problem.start is None else "start"
+    theta = flat.sample(jax.random.key(seed), jnp.arange(draws))
     if not bool(jnp.isfinite(theta).all()):
-        raise InputError("sample_prior (or start) drew NaN or infinite parameters")
-    log_prior = np.asarray(flat.log_start(theta)), np.asarray(flat.log_prior(theta))
-    for name, values in zip(("start", "log_prior"), log_prior, strict=True):
-        if np.isnan(values).any() or np.isposinf(values).any():
-            raise InputError(
-                f"{name} is NaN or +inf at {int((~(values < np.inf)).sum())} of 64 draws of "
-                "sample_prior: it must be a finite log-density there"
-            )
-        if np.isneginf(values).any():
-            raise InputError(
-                f"{name} is -inf at {int(np.isneginf(values).sum())} of 64 draws of sample_prior: "
-                "a sampler must not draw what its density says is impossible"
-            )
-    few = jax.tree.map(lambda a: a[:CHECKED_ROWS], rows)
+        raise InputError(
+            f"{sampler} drew NaN or infinite parameters"
+            + (", or some outside their constraints" if flat.structure.constrained else "")
+        )
+    densities = [("log_prior", flat.log_prior)]
+    if flat.problem.start is not None:
+        densities.append(("start", flat.log_start))
+    for name, density in densities:
+        check_density(flat, name, np.asarray(density(theta)), theta, sampler)
     values = np.asarray(flat.log_likelihood(theta, few))
-    if np.isnan(values).any() or np.isposinf(values).any():
-        row, particle = np.argwhere(np.isnan(values) | np.isposinf(values))[0]
-        parameter = jax.tree.map(np.asarray, flat.structure.unravel(theta[particle]))
+    wrong = ~(values < np.inf)
+    if wrong.any():
+        row, particle = np.argwhere(wrong)[0]
         raise InputError(
-            f"log_likelihood is NaN or +inf at row {row} under {parameter}, a draw of the prior: "
-            "return -inf where a row is impossible, and guard logarithms and divisions"
+            f"log_likelihood is {values[row, particle]} at row {row} under "
+            f"{shown(flat, theta[particle])}, a draw of {sampler}: return -inf where a row is "
+            "impossible, and guard logarithms and divisions"
         )
-    if np.isneginf(values).any(axis=0).all():
+    if np.isneginf(values).any(axis=0).all():  # few may be possible: look further before refusing
+        draws += 4096
+        theta = flat.sample(jax.random.key(seed), jnp.arange(64, draws))
+        if np.isneginf(np.asarray(flat.log_likelihood(theta, few))).any(axis=0).all():
+            raise InputError(
+                f"log_likelihood is -inf for every one of {draws} draws of {sampler}: no parameter "
+                "explains the first rows; widen the prior or give start="
+            )
+    return draws * cost
+
+
+def check_density(
+    flat: Flat, name: str, values: np.ndarray, theta: jax.Array, sampler: str
+) -> None:
+    """A log-density at draws: never NaN or +inf, and not -inf at draws of its own sampler."""
+    own = name == ("log_prior" if sampler == "sample_prior" else "start")
+    wrong = ~(values < np.inf) | (np.isneginf(values) & own)
+    if wrong.any():
+        at = int(np.argmax(wrong))
         raise InputError(
-            "log_likelihood is -inf for every one of 64 draws of the prior: no parameter explains "
-            "the first rows; widen the prior or give start="
+            f"{name} is {values[at]} at {shown(flat, theta[at])}, a draw of {sampler} (and at "
+            f"{int(wrong.sum())} of {len(values)}): a log-density is never NaN or +inf, and a "
+            "sampler must not draw what its density says is impossible"
         )
-    return 64 * min(CHECKED_ROWS, num_data) / num_data
+
+
+def shown(flat: Flat, vector: jax.Array) -> Any:
+    """A parameter, to be shown in a message."""
+    return jax.tree.map(lambda a: np.asarray(a).tolist(), flat.structure.unravel(vector))
 
 
 def doubts(plan: Plan) -> tuple[str, ...]:
@@ -245,7 +285,8 @@ def doubts(plan: Plan) -> tuple[str, ...]:
     if isinstance(plan.density, type(regression())) and m < quadratic:
         told.append(
             f"{m} particles are fewer than the {quadratic} coefficients of a quadratic in {d} "
-            f"dimensions: the fits will be poor; give num_particles={round(1.5 * quadratic)} or more"
+            "dimensions: the fits will be poor; give "
+            f"num_particles={round(1.5 * quadratic)} or more"
             + (
                 f" (evaluations={plan.evaluations:g} pays for no more)"
                 if plan.evaluations is not None

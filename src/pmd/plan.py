@@ -50,8 +50,14 @@ class Plan:
         if isinstance(self.rejuvenate, Switch) and self.rejuvenate.num_particles:
             return max(self.rejuvenate.num_particles)
         if callable(self.num_particles):
-            return max(self.particles_at(0.0), self.particles_at(1.0))
+            return max(self.particles_at(done) for done in np.linspace(0, 1, 101))
         return int(self.num_particles)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the number of particles follows a schedule instead of the fit's error."""
+        given = getattr(self.rejuvenate, "num_particles", None) is not None
+        return given or callable(self.num_particles)
 
     def particles_at(self, done: float) -> int:
         """Particles after a share of the planned rows."""
@@ -85,9 +91,21 @@ class Plan:
             sizes.append(size)
             before.append(n)
             n += size
-        size, number = np.asarray(sizes, np.int64), np.arange(t + 1, t + 1 + len(sizes))
-        g = self.step_size(number, np.asarray(before, float), size.astype(float), self.num_data)
-        return size, np.broadcast_to(np.asarray(g, float), size.shape)
+        size = np.asarray(sizes, np.int64)
+        return size, self.mixing(t, np.asarray(before, float), size.astype(float))
+
+    def mixing(self, t: int, visited: np.ndarray, size: np.ndarray) -> np.ndarray:
+        """Mixing fractions of the steps after step t: what the schedule says, checked."""
+        number = np.arange(t + 1, t + 1 + len(size))
+        g = np.asarray(self.step_size(number, visited, size, self.num_data), float)
+        g = np.broadcast_to(g, size.shape)
+        wrong = ~((g > 0) & (g <= 1))
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InputError(
+                f"step_size is {g[at]} at step {number[at]}: a mixing fraction must lie in (0, 1]"
+            )
+        return g
 
     def describe(self) -> str:
         """The plan in a sentence."""
@@ -101,7 +119,9 @@ class Plan:
         first = (self.passes - self.full_passes) if self.full_passes else self.passes
         parts = [f"{count} particles", f"{first:g} passes in {batches}"]
         if self.full_passes:
-            parts.append(f"then {self.full_passes} steps on all {self.num_data} rows, the last exact")
+            parts.append(
+                f"then {self.full_passes} steps on all {self.num_data} rows, the last exact"
+            )
         return ", ".join(parts)
 
 
@@ -152,15 +172,16 @@ def make_plan(
         exact = "never" if faithful else density.exact
     if exact not in ("auto", "never", "always"):
         raise InputError(f'exact must be "auto", "never" or "always", got {exact!r}')
-    if evaluations is not None and not evaluations > 0:
-        raise InputError(f"evaluations must be positive, got {evaluations}")
+    for name, limit in (("evaluations", evaluations), ("seconds", seconds)):
+        if limit is not None:
+            check_number(name, limit, 0.0)
+            if limit == 0:
+                raise InputError(f"{name} must be positive, got 0; None is no limit")
     if passes is None:
         passes = 5.0 if evaluations is None else 3.0
     check_number("passes", passes, 0.0)
     if passes == 0:
         raise InputError("passes must be positive, got 0: nothing would be learnt from the data")
-    if seconds is not None and not seconds > 0:
-        raise InputError(f"seconds must be positive, got {seconds}")
     if num_particles is None:
         num_particles = (
             default_particles(dimension)
@@ -182,7 +203,7 @@ def make_plan(
     if full_passes is None:
         full_passes = 0 if faithful else default_full_passes(passes)
     else:
-        check_number("full_passes", full_passes, 0.0)
+        check_count("full_passes", full_passes, 0)
         if full_passes > passes:
             raise InputError(
                 f"full_passes is {full_passes}, more than all {passes} passes: lower it or "
@@ -191,7 +212,7 @@ def make_plan(
     if step_size is None:
         step_size = schedules.rows_visited()
     elif not callable(step_size):
-        if not 0 < step_size <= 1:
+        if isinstance(step_size, str) or not 0 < step_size <= 1:
             raise InputError(
                 f"step_size is a mixing fraction in (0, 1] or a schedule of pmd.schedules, "
                 f"got {step_size!r}"
@@ -217,9 +238,9 @@ def check_number(name: str, value: Any, least: float) -> None:
         raise InputError(f"{name} must be at least {least:g} and finite, got {value}")
 
 
-def check_count(name: str, value: Any) -> None:
-    """A positive whole number."""
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """A whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InputTypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise InputError(f"{name} must be at least 1, got {value}")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, got {value}")

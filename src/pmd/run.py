@@ -74,11 +74,12 @@ class Run:
         self.mover = Mover(flat, blocks, plan.density, plan.exact, m, self.clock, most)
         self.budget = Budget(plan, m)
         self.capacity = blocks.capacity(m * most)
-        self.count = m * most if adaptive else plan.particles_at(0.0)
+        self.count = m * most if adaptive and not plan.scheduled else plan.particles_at(0.0)
         self.visited = self.consumed = 0
         self.evaluations = 0.0
         self.count = self.affordable(self.count)
         self.history: list[dict[str, Any]] = []
+        self.told = 0  # records that were reported
         self.last_move: MoveInfo | None = None
         self.stopped: str | None = None
         self.exact_last = False
@@ -140,13 +141,13 @@ class Run:
     def between(self, policy: Any) -> None:
         """A move, if the policy asks for one now."""
         if int(self.state.t) == 0 or policy.never:
-            wanted = self.plan.particles_at(self.visited / max(self.plan.budget, 1))
+            wanted = self.count_at(0)
             if policy.never and int(self.state.t) and int(self.state.count) != wanted:
                 self.move(count=wanted)  # a switch: many particles from here on
             return
         if policy.always:
             if not self.plan.density.jittable:
-                self.move(count=self.plan.particles_at(self.visited / max(self.plan.budget, 1)))
+                self.move(count=self.count_at(0))
             return
         count = int(self.state.count)
         dear = self.affordable(count) < count  # more particles than the rest can be paid with
@@ -184,6 +185,7 @@ class Run:
         used = int(size[:done].sum())
         self.consumed += used
         self.visited += used
+        self.tell()
         self.limits()
         return infos, done
 
@@ -251,8 +253,13 @@ class Run:
                 "evaluations": self.evaluations,
             }
             self.history.append(record)
+
+    def tell(self) -> None:
+        """Report the new records, now that the run's own numbers are up to date."""
+        while self.told < len(self.history):
+            self.told += 1
             if self.report is not None:
-                self.report(self, record)
+                self.report(self, self.history[self.told - 1])
 
     def full_steps(self) -> None:
         """Steps on all rows, each after a move, until one is taken whole."""
@@ -289,6 +296,7 @@ class Run:
         if self.exact_last:
             terms = infos.log_normaliser + infos.reference + infos.reference_rest
             self.evidence = float(terms[0])
+        self.tell()
         self.limits()
         return h
 
@@ -321,13 +329,15 @@ class Run:
         self, count: int | None = None, exact_next: bool = False, allowance: float | None = None
     ) -> None:
         """Fit, draw, weigh, check; books what was done."""
-        wanted = self.affordable(self.count) if count is None else count
+        follow = count is None and not self.plan.scheduled  # the fit's error
+        if count is None:
+            count = self.affordable(self.count if follow else self.count_at(0))
         state, info = self.mover.move(
-            self.next_key(), self.state, self.rows, wanted, self.last_move, exact_next,
+            self.next_key(), self.state, self.rows, count, self.last_move, exact_next,
             self.allowance() if allowance is None else allowance,
         )  # fmt: skip
         self.moved(state, info)
-        if count is None:
+        if follow:
             self.count = self.mover.next_count(self.count, info.error)
         self.record_move(info)
 
@@ -369,8 +379,7 @@ class Run:
             "evaluations": self.evaluations,
         }
         self.history.append(record)
-        if self.report is not None:
-            self.report(self, record)
+        self.tell()
         self.limits()
 
     # ------------------------------------------------------------------ limits

@@ -53,7 +53,7 @@ class StreamRun(Run):
     def take(self, rows: PyTree, size: int, room: int) -> None:
         """One step on a batch."""
         kind = self.state.log_q.dtype
-        g = self.plan.step_size(int(self.state.t) + 1, self.visited, size, self.plan.num_data)
+        g = self.plan.mixing(int(self.state.t), np.array([self.visited]), np.array([size]))[0]
         batch = padded_batch(rows, size, room, self.plan.num_data)
         count = int(self.state.count)
         self.state, info = step_batch(
@@ -64,4 +64,5 @@ class StreamRun(Run):
         if int(info.bad):
             raise not_finite(self, np.arange(size), rows)
         self.visited += size
+        self.tell()
         self.limits()
