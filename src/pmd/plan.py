@@ -212,7 +212,8 @@ def make_plan(
     if step_size is None:
         step_size = schedules.rows_visited()
     elif not callable(step_size):
-        if isinstance(step_size, str) or not 0 < step_size <= 1:
+        check_number("step_size", step_size, 0.0)
+        if not 0 < step_size <= 1:
             raise InputError(
                 f"step_size is a mixing fraction in (0, 1] or a schedule of pmd.schedules, "
                 f"got {step_size!r}"
