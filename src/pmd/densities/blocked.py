@@ -10,13 +10,16 @@ done over with a running maximum.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from math import prod
+from operator import add
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.scipy.special import logsumexp
 
 from pmd.densities.mixture import dot
 
@@ -28,7 +31,10 @@ CANCELLATION = 0.02
 class Shape(Protocol):
     """A kernel with mean 0 and unit covariance."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
 
     def log_constant(self, d: int) -> float:
         """log K(0)."""
@@ -43,14 +49,19 @@ class Shape(Protocol):
         ...
 
 
-def _over_coordinates(term: Callable[[Array], Array], a: Array, b: Array) -> Array:
-    """sum_k term(a_ik - b_jk), one coordinate at a time."""
+def _over_coordinates(term: Callable[[list[Array]], Array], a: Array, b: Array) -> Array:
+    """The sum of term([a_ik - b_jk]) over the coordinates k, eight of them at a time."""
+    d = a.shape[1]
+    few = min(d, 8)
+    # Coordinates of 0 are added up to a multiple of eight: they differ by nothing.
+    parts = [jnp.pad(x, ((0, 0), (0, -d % few))).T.reshape(-1, few, len(x)) for x in (a, b)]
 
-    def add(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
-        return total + term(pair[0][:, None] - pair[1]), None
+    def more(total: Array, pair: list[Array]) -> tuple[Array, None]:
+        return total + term([x[:, None] - y for x, y in zip(*pair, strict=True)]), None
 
-    zero = jnp.zeros((len(a), len(b)), a.dtype)
-    return jax.lax.scan(add, zero, (a.T, b.T), unroll=min(a.shape[1], 8))[0]
+    if d == few:
+        return term([x[:, None] - y for x, y in zip(parts[0][0], parts[1][0], strict=True)])
+    return jax.lax.scan(more, jnp.zeros((len(a), len(b)), a.dtype), parts)[0]
 
 
 @jax.tree_util.register_static
@@ -67,7 +78,7 @@ class Gaussian:
     def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
         """-|a_i - b_j|^2 / 2."""
         if careful:
-            return _over_coordinates(lambda difference: -0.5 * difference**2, a, b)
+            return _over_coordinates(lambda u: -0.5 * reduce(add, (x * x for x in u)), a, b)
         squares = 0.5 * jnp.sum(a * a, 1)[:, None] + 0.5 * jnp.sum(b * b, 1)
         return jnp.minimum(dot(a, b.T) - squares, 0)
 
@@ -90,7 +101,8 @@ class Epanechnikov:
     def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
         """sum_k log(1 - (a_ik - b_jk)^2 / 5), -inf outside the support."""
         del careful
-        return _over_coordinates(lambda u: jnp.log(jnp.maximum(1 - u * u / 5, 0)), a, b)
+        factor = lambda x: jnp.maximum(1 - x * x / 5, 0)  # noqa: E731
+        return _over_coordinates(lambda u: jnp.log(prod(map(factor, u))), a, b)
 
     def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Of three uniform numbers the last, unless it is the largest in size: then the second."""
@@ -160,6 +172,9 @@ def log_sum(shape: Shape, centres: Centres, whiten: Callable[[Array], Array], x:
 def _one_block(shape: Shape, centres: Centres, z: Array, width: int, careful: bool) -> Array:
     """The log-sum at one block of points, z (clusters, rows, d), over all blocks of centres."""
     dtype, clusters = z.dtype, len(z)
+
+    if clusters == 1 and width == len(centres.z):  # a single block
+        return logsumexp(centres.level + shape.log_profile(z[0], centres.z, careful), axis=1)
 
     def over_blocks(add: Callable, start: tuple) -> tuple:
         """Fold `add` over the exponents of every pair of a block and a cluster found in it."""

@@ -91,13 +91,19 @@ def transport(mix: Mixture, u: Array) -> Array:
     edges = jnp.cumsum(jnp.exp(mix.log_pi - logsumexp(mix.log_pi)))
     last = jnp.max(jnp.where(jnp.isfinite(mix.log_pi), jnp.arange(len(edges)), 0))
     which = jnp.minimum(jnp.searchsorted(edges, u[:, 0], side="right"), last)
-    z = ndtri(u[:, 1:])
+    return place(which, ndtri(u[:, 1:]), mix.mean, mix.chol)
 
-    def place(x: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
+
+def place(which: Array, z: Array, mean: Array, chol: Array) -> Array:
+    """mean_k + chol_k z_i with k = which_i, row by row; 0 where there is no such k."""
+    if len(mean) == 1:
+        return jnp.where((which == 0)[:, None], mean + dot(z, chol[0].T), 0)
+
+    def one(x: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
         index, mean, chol = part
         return jnp.where((which == index)[:, None], mean + dot(z, chol.T), x), None
 
-    return jax.lax.scan(place, jnp.zeros_like(z), (jnp.arange(len(edges)), mix.mean, mix.chol))[0]
+    return jax.lax.scan(one, jnp.zeros_like(z), (jnp.arange(len(mean)), mean, chol))[0]
 
 
 def sample(key: Array, mix: Mixture, n: int) -> Array:
