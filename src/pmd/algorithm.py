@@ -64,7 +64,7 @@ class MirrorDescent:
         if step_size is None:
             size = jnp.sum(batch.mask)
             step_size = self.step_size(state.t + 1, state.visited, size, self.num_data)
-        guards = not (self.rejuvenate.never or self.rejuvenate.always)
+        guards = not self.rejuvenate.papers
         floor = self.mover.density.guard * self.num_particles if guards else 0.0
         g = jnp.asarray(step_size, kind)
         blocks = self.mover.blocks
@@ -131,6 +131,7 @@ def mirror_descent(
     if not isinstance(problem, Problem):
         raise InputTypeError(f"problem must be a pmd.Problem, got {type(problem).__name__}")
     check_count("num_data", num_data)
+    check_count("num_particles", num_particles)
     flat = problem.flat()
     plan = make_plan(
         num_data, flat.dimension, num_particles=num_particles, passes=5, batch_size=None,
@@ -141,4 +142,3 @@ def mirror_descent(
     most = 1 if plan.density.jittable else GROWTH
     mover = Mover(flat, blocks, plan.density, plan.exact, int(num_particles), most=most)
     return MirrorDescent(flat, mover, num_data, int(num_particles), plan.step_size, plan.rejuvenate)
-

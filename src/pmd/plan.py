@@ -7,6 +7,7 @@ whatever the minibatches did, and brings certificate and evidence with it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from typing import Any
 
 import numpy as np
@@ -166,8 +167,10 @@ def make_plan(
         raise InputTypeError(
             f"rejuvenate must be a policy such as pmd.when_degenerate(0.5), got {rejuvenate!r}"
         )
-    papers = isinstance(policy, Switch) or policy.never or policy.always
-    faithful = papers or density.exact == "never"
+    first = policy.first if isinstance(policy, Switch) else policy
+    if first.always and hasattr(density, "independent"):
+        density = replaced(density, independent=True)  # Algorithm 1 draws independently
+    faithful = policy.papers or density.exact == "never"
     if exact is None:
         exact = "never" if faithful else density.exact
     if exact not in ("auto", "never", "always"):

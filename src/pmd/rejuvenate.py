@@ -24,6 +24,11 @@ class Rejuvenate:
         """Whether particles stay where the start put them."""
         return self.ess <= 0
 
+    @property
+    def papers(self) -> bool:
+        """Whether this is one of the paper's own strategies, which run without a guard."""
+        return self.never or self.always
+
     def at(self, passes: float) -> "Rejuvenate":
         """What holds after so many passes through the data."""
         del passes
@@ -52,6 +57,11 @@ class Switch:
     def never(self) -> bool:
         """Whether particles stay where the start put them all along."""
         return self.first.never and self.then.never
+
+    @property
+    def papers(self) -> bool:
+        """The paper's strategy in practice: without a guard."""
+        return True
 
 
 Policy = Rejuvenate | Switch

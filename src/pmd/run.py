@@ -103,8 +103,7 @@ class Run:
     @property
     def guards(self) -> bool:
         """The paper's own strategies run without a guard."""
-        policy = self.plan.rejuvenate
-        return not (policy.never or policy.always or hasattr(policy, "after"))
+        return not self.plan.rejuvenate.papers
 
     @property
     def poor(self) -> bool:
