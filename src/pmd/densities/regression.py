@@ -27,8 +27,8 @@ from pmd.densities.mixture import Mixture
 from pmd.densities.surrogate import (
     Regressed,
     Surrogate,
-    ess,
     component_log_prob,
+    ess,
     evaluate,
     few_sizes,
     gaussian,
@@ -39,7 +39,7 @@ from pmd.densities.surrogate import (
 )
 from pmd.errors import NotFiniteError
 
-ENOUGH = 0.002  # nats: held-out error below which no other regression is tried
+ENOUGH = 0.001  # nats: held-out error below which no other regression is tried
 GOOD = 0.1  # nats, times sqrt(d): held-out error below which no mixture is tried as base
 MANY = 500  # coefficients of a quadratic beyond which only quadratics are tried
 MOST = 2500  # particles behind a kernel regression
@@ -156,8 +156,10 @@ def sharpen(mix: Mixture, cloud: Cloud, rows: np.ndarray) -> Mixture | None:
         shift = np.median(y[mine])
         below = np.maximum(depth - depth[mine].min() - cloud.core, 0)
         noise = np.where(mine, 1e-6 + (0.05 * below) ** 2, np.inf)
-        rows_k = ridge.Rows(local, np.where(mine, y - shift, 0), noise, max(np.var(y[mine]), 0.01))
-        q = jax.tree.map(np.asarray, ridge.fit_quadratic(rows_k))
+        near = ridge.rows_from(
+            local, np.where(mine, y - shift, 0), noise, max(float(np.var(y[mine])), 0.01)
+        )
+        q = jax.tree.map(np.asarray, ridge.fit_quadratic(near))
         values, vectors = np.linalg.eigh(np.eye(d) - q.curvature)
         if not (values[0] > 0.1 and values[-1] < 100):
             continue
@@ -208,7 +210,7 @@ def rows_of(cloud: Cloud, log_base: np.ndarray, index: np.ndarray) -> tuple[ridg
     near = y[depth < cloud.core] if (depth < cloud.core).any() else y
     shift, scale = float(np.median(near)), max(float(np.var(near)), 0.01)
     noise = 1e-6 * max(scale, 1.0) + (0.05 * np.maximum(depth - cloud.core, 0)) ** 2
-    return ridge.Rows(cloud.z[index], y - shift, noise, scale), shift
+    return ridge.rows_from(cloud.z[index], y - shift, noise, scale), shift
 
 
 class Split(NamedTuple):
@@ -293,15 +295,21 @@ def candidates(
 def local_trials(
     cloud: Cloud, split: Split, mix: Mixture, log_mix: np.ndarray, bare: float
 ) -> list[Trial]:
-    """Regressions on a mixture, sharpened where that alone is nearer to log q than the mixture."""
+    """Regressions on the mixture or on the sharpened one, whichever by itself is nearer to log q.
+
+    The other one is tried only where these are not good.
+    """
+    bases, trials = [(bare, "mix", mix, log_mix)], []
     sharp = sharpen(mix, cloud, split.train)
-    if sharp is None:
-        return attempt(cloud, split, mix, log_mix, mixture_base("mix", cloud))
-    log_sharp = log_mixture(sharp, cloud.z)
-    trials = attempt(cloud, split, sharp, log_sharp, [("sharp", no_residual)])
-    if trials[0].error < bare:
-        return trials + attempt(cloud, split, sharp, log_sharp, mixture_base("sharp", cloud))
-    return trials + attempt(cloud, split, mix, log_mix, mixture_base("mix", cloud))
+    if sharp is not None:
+        log_sharp = log_mixture(sharp, cloud.z)
+        trials = attempt(cloud, split, sharp, log_sharp, [("sharp", no_residual)])
+        bases.append((trials[0].error, "sharp", sharp, log_sharp))
+    for _, name, base, log_base in sorted(bases, key=lambda b: b[0]):
+        trials += attempt(cloud, split, base, log_base, mixture_base(name, cloud))
+        if min((t.error for t in trials), default=np.inf) < GOOD * np.sqrt(cloud.z.shape[1]):
+            break
+    return trials
 
 
 def surrogate_of(trial: Trial) -> Surrogate:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 from scipy import linalg
 
 LINEAR = 1e3  # prior variance of a quadratic's constant and slopes over that of its second order
@@ -21,9 +20,9 @@ STEPS = 200
 class Quadratic(NamedTuple):
     """r(z) = constant + slope . z + z' curvature z / 2."""
 
-    constant: ArrayLike
-    slope: ArrayLike
-    curvature: ArrayLike
+    constant: Array
+    slope: Array
+    curvature: Array
 
 
 class Shape(NamedTuple):
@@ -41,8 +40,8 @@ class Shape(NamedTuple):
 class Kernel(NamedTuple):
     """r(z) = sum_j coefficient_j k(z, centre_j)."""
 
-    centres: ArrayLike
-    coefficients: ArrayLike
+    centres: Array
+    coefficients: Array
     shape: Shape
 
 
@@ -52,15 +51,20 @@ Residual = Quadratic | Kernel
 class Rows(NamedTuple):
     """Values y at whitened points z, with the noise variance of each and the prior's variance."""
 
-    z: np.ndarray
-    y: np.ndarray
-    noise: np.ndarray
-    amplitude: float
+    z: Array
+    y: Array
+    noise: Array
+    amplitude: Array
+
+
+def rows_from(z: np.ndarray, y: np.ndarray, noise: np.ndarray, amplitude: float) -> Rows:
+    """Rows of NumPy arrays."""
+    return Rows._make((z, y, noise, amplitude))
 
 
 def zero(d: int) -> Quadratic:
     """The residual that is zero everywhere."""
-    return Quadratic(np.zeros(()), np.zeros(d), np.zeros((d, d)))
+    return Quadratic._make((np.zeros(()), np.zeros(d), np.zeros((d, d))))
 
 
 def padded_size(n: int) -> int:
@@ -72,11 +76,13 @@ def padded_size(n: int) -> int:
 def padded(rows: Rows, size: int) -> Rows:
     """The same rows and some of infinite noise, up to `size`."""
     more = size - len(rows.z)
-    return Rows(
-        np.pad(rows.z, ((0, more), (0, 0))),
-        np.pad(rows.y, (0, more)),
-        np.pad(rows.noise, (0, more), constant_values=np.inf),
-        rows.amplitude,
+    return Rows._make(
+        (
+            np.pad(rows.z, ((0, more), (0, 0))),
+            np.pad(rows.y, (0, more)),
+            np.pad(rows.noise, (0, more), constant_values=np.inf),
+            rows.amplitude,
+        )
     )
 
 
@@ -117,7 +123,7 @@ def fit_kernel(rows: Rows, shape: Shape) -> Kernel:
         solution = linalg.cho_solve(factor, rows.y[:n], check_finite=False)
     except linalg.LinAlgError:
         solution = np.full(n, np.nan)
-    return Kernel(rows.z, np.pad(solution, (0, len(rows.z) - n)), shape)
+    return Kernel._make((rows.z, np.pad(solution, (0, len(rows.z) - n)), shape))
 
 
 def fit_quadratic(rows: Rows) -> Quadratic:

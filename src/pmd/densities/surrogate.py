@@ -124,7 +124,7 @@ def seed_of(key: Array) -> int:
 
 def ess(log_w: np.ndarray) -> float:
     """Effective number of draws."""
-    return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
+    return float(np.exp(2 * float(logsumexp(log_w)) - float(logsumexp(2 * log_w))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,4 +250,4 @@ def _flat(fields: NamedTuple) -> dict[str, np.ndarray]:
 
 def log_mean_exp(log_w: np.ndarray) -> float:
     """log of the mean of exp(log_w)."""
-    return float(logsumexp(log_w) - np.log(len(log_w)))
+    return float(logsumexp(log_w)) - float(np.log(len(log_w)))
