@@ -66,21 +66,20 @@ def _parts(mix: Mixture, xt: Array) -> Array:
     return (level - 0.5 * d * np.log(2 * np.pi))[:, None] - 0.5 * jnp.sum(z * z, axis=1)
 
 
-def _centred(mix: Mixture, centre: Array) -> Mixture:
-    return mix._replace(mean=mix.mean - centre)
-
-
+@jax.jit
 def component_log_prob(mix: Mixture, x: Array) -> Array:
     """log pi_k + log N(x_n | mean_k, cov_k), shape (n, K); the points are centred first."""
     centre = jnp.mean(mix.mean, axis=0)
-    return _parts(_centred(mix, centre), (x - centre).T).T
+    return _parts(mix._replace(mean=mix.mean - centre), (x - centre).T).T
 
 
+@jax.jit
 def log_prob(mix: Mixture, x: Array) -> Array:
     """log sum_k pi_k N(x_n | mean_k, cov_k), shape (n,)."""
     return logsumexp(component_log_prob(mix, x), axis=1)
 
 
+@jax.jit
 def transport(mix: Mixture, u: Array) -> Array:
     """Map points of the unit cube to draws: u[:, 0] picks the component, u[:, 1:] the place in it.
 
@@ -106,6 +105,7 @@ def place(which: Array, z: Array, mean: Array, chol: Array) -> Array:
     return jax.lax.scan(one, jnp.zeros_like(z), (jnp.arange(len(mean)), mean, chol))[0]
 
 
+@partial(jax.jit, static_argnames="n")
 def sample(key: Array, mix: Mixture, n: int) -> Array:
     """n draws, (n, d), in random order; the numbers per component are stratified."""
     one, two, three = jax.random.split(key, 3)
@@ -114,17 +114,14 @@ def sample(key: Array, mix: Mixture, n: int) -> Array:
     return transport(mix, u.at[:, 0].set(jax.random.permutation(three, strata)))
 
 
+@partial(jax.jit, static_argnames="floor")
 def moments(x: Array, w: Array, floor: float = FLOOR) -> tuple[Array, Array]:
     """Weighted mean and lower Cholesky factor of the weighted covariance, never NaN.
 
     The floor acts on the correlation matrix, C + max(floor, 8 d eps) I, whatever the units of the
     coordinates. A coordinate constant up to rounding is taken for uncorrelated, with the variance
     floor * (mean variance) + (8 eps mean)^2 + sqrt(tiny), eps and tiny those of the dtype.
-
-    Args:
-        x: points, (n, d).
-        w: weights that sum to one, (n,); a point of zero weight counts for nothing.
-        floor: smallest eigenvalue of the correlation matrix.
+    Weights must sum to one; points of zero weight count for nothing.
     """
     d, info = x.shape[1], jnp.finfo(x.dtype)
     # Two passes: the sum of products of uncentred points would cancel in float32.
@@ -138,12 +135,12 @@ def moments(x: Array, w: Array, floor: float = FLOOR) -> tuple[Array, Array]:
     constant = var <= rounding
     sd = jnp.sqrt(jnp.where(constant, floor * jnp.mean(var) + rounding, var))
     eye = jnp.eye(d, dtype=x.dtype)
-    correlation = jnp.where(constant, 0, cov / sd[:, None] / sd)
-    correlation = jnp.where(constant[:, None], 0, correlation) + jnp.diag(constant.astype(x.dtype))
+    correlation = jnp.where(constant[:, None] | constant, eye, cov / sd[:, None] / sd)
     chol = jnp.linalg.cholesky(correlation + max(floor, 8 * d * float(info.eps)) * eye)
     return guess + shift, sd[:, None] * chol
 
 
+@jax.jit
 def em(
     x: Array, w: Array, mix: Mixture, cov0: Array, steps: ArrayLike, target: ArrayLike = -np.inf
 ) -> tuple[Mixture, Array]:
@@ -151,9 +148,7 @@ def em(
 
     Stops after `steps`, or when the weighted mean log-likelihood gains less than 1e-4, or, after
     five steps, when not even gains of three times the present size would take it to `target`.
-
-    Returns:
-        The mixture and its weighted mean log-likelihood.
+    Returns the mixture and its weighted mean log-likelihood.
     """
     num, d = mix.mean.shape
     live = w > 0
@@ -185,11 +180,11 @@ def em(
         share, level = expect(mix)
         return step + 1, mix, share, level - old, level
 
-    mix = _centred(mix, centre)
+    mix = mix._replace(mean=mix.mean - centre)
     share, level = expect(mix)
     state = (jnp.zeros((), jnp.int32), mix, share, jnp.full((), jnp.inf, x.dtype), level)
     _, mix, _, _, level = jax.lax.while_loop(going, advance, state)
-    return _centred(mix, -centre), level
+    return mix._replace(mean=mix.mean + centre), level
 
 
 def _seeds(key: Array, z: Array, w: Array, num: int, count: ArrayLike) -> Mixture:
@@ -213,15 +208,9 @@ def _seeds(key: Array, z: Array, w: Array, num: int, count: ArrayLike) -> Mixtur
 
 @partial(jax.jit, static_argnames=("starts", "steps"))
 def _best_of(
-    key: Array,
-    z: Array,
-    w: Array,
-    num: ArrayLike,
-    start: Mixture,
-    target: ArrayLike,
-    starts: int,
-    steps: int,
-) -> tuple[Mixture, Array]:
+    key: Array, z: Array, w: Array, num: ArrayLike, start: Mixture, target: ArrayLike,
+    starts: int, steps: int,
+) -> tuple[Mixture, Array]:  # fmt: skip
     """The best of `starts` runs of EM in whitened coordinates, the first from `start` if in use."""
     eye = jnp.eye(z.shape[1], dtype=z.dtype)
 
@@ -255,20 +244,15 @@ def _prepare(key: Array, x: Array, w: Array, *, size: int) -> tuple[Array, ...]:
     return mean, chol, z, w, 1 / jnp.sum(w * w), level
 
 
-@jax.jit
-def _polish(x: Array, w: Array, mix: Mixture, mean: Array, chol: Array) -> Mixture:
-    """Three steps of EM on all points: whitened in, the mixture in their own coordinates out."""
-    return em(x, w / jnp.sum(w), _coloured(mix, mean, chol), dot(chol, chol.T), 3)[0]
-
-
 def _coloured(mix: Mixture, mean: Array, chol: Array) -> Mixture:
     """A mixture of z as the mixture of mean + chol z."""
     return Mixture(mix.log_pi, mean + dot(mix.mean, chol.T), dot(chol, mix.chol))
 
 
-def parameters(num: ArrayLike, d: int) -> ArrayLike:
-    """Free parameters of `num` Gaussians in d dimensions and their weights: what BIC counts."""
-    return num * (1 + d + d * (d + 1) / 2) - 1
+def _price(n: ArrayLike, num: ArrayLike, d: int) -> Array:
+    """What BIC charges: 1/2 log n for each parameter of `num` Gaussians and their weights."""
+    parameters = jnp.asarray(num * (1 + d + d * (d + 1) / 2) - 1, jnp.result_type(n))
+    return 0.5 * jnp.log(n) * parameters
 
 
 def _roomy(n: int) -> int:
@@ -338,14 +322,14 @@ def clusters(
     key, pick = jax.random.split(key)
     mean, chol, z, v, count, level = _prepare(pick, x, w, size=min(len(x), _roomy(subset)))
     n = float(count) if effective is None else float(effective)
-    top, bad, best, size = n * float(level) - 0.5 * np.log(n) * parameters(1, d), 0, None, 1
+    top, bad, best, size = n * float(level) - float(_price(n, 1, d)), 0, None, 1
     for num in range(2, most + 1):
         if n < 3 * num * (d + 1) or bad == 2:
             break
         room = min(3, most) if num <= 3 else most
         warm = start is not None and len(start.log_pi) == num
         first = _room(start, room, mean, chol) if start is not None and warm else _blank(room, z)
-        price = 0.5 * np.log(n) * parameters(num, d)
+        price = float(_price(n, num, d))
         step, target = jax.random.fold_in(key, num), (top + price) / n
         found, gained = _best_of(step, z, v, num, first, target, starts, steps)
         score = n * float(gained) - price
@@ -354,27 +338,22 @@ def clusters(
             top, best, size = score, found, num
     if best is None:
         return single(mean, chol)
-    best = _coloured(best, mean, chol) if len(z) == len(x) else _polish(x, w, best, mean, chol)
+    best = _coloured(best, mean, chol)
+    if len(z) < len(x):
+        best = em(x, w / jnp.sum(w), best, dot(chol, chol.T), 3)[0]
     return Mixture(*(part[:size] for part in best))
 
 
+@partial(jax.jit, static_argnames=("most", "subset", "starts"))
 def clusters_jittable(
     key: Array, x: Array, w: Array, most: int = 4, subset: int = 3000, starts: int = 4
 ) -> Mixture:
-    """`clusters` as one traceable program; components not used have log pi = -inf.
-
-    The number of components is found as in `clusters`; one body of code serves every number, at
-    the cost of carrying `most` components through EM.
-    """
+    """`clusters` as one traceable program, with `most` components; unused: log pi = -inf."""
     d = x.shape[1]
-    size = min(len(x), subset)
     key, pick = jax.random.split(key)
-    mean, chol, z, v, n, level = _prepare(pick, x, w, size=size)
+    mean, chol, z, v, n, level = _prepare(pick, x, w, size=min(len(x), subset))
     first = _blank(most, z)
     one = first._replace(log_pi=first.log_pi.at[0].set(0.0))
-
-    def price(num: ArrayLike) -> Array:
-        return 0.5 * jnp.log(n) * jnp.asarray(parameters(num, d), z.dtype)
 
     def going(state: tuple) -> Array:
         num, bad, _, _ = state
@@ -382,18 +361,19 @@ def clusters_jittable(
 
     def grow(state: tuple) -> tuple:
         num, bad, top, best = state
-        step, target = jax.random.fold_in(key, num), (top + price(num)) / n
+        step, target = jax.random.fold_in(key, num), (top + _price(n, num, d)) / n
         found, gained = _best_of(step, z, v, num, first, target, starts, 40)
-        score = n * gained - price(num)
+        score = n * gained - _price(n, num, d)
         better = score > top
         best = jax.tree.map(lambda a, b: jnp.where(better, a, b), found, best)
         return num + 1, jnp.where(better, 0, bad + 1), jnp.maximum(score, top), best
 
-    begin = (jnp.asarray(2, jnp.int32), jnp.asarray(0, jnp.int32), n * level - price(1), one)
+    begin = (jnp.asarray(2, jnp.int32), jnp.asarray(0, jnp.int32), n * level - _price(n, 1, d), one)
     best = jax.lax.while_loop(going, grow, begin)[3]
     return _coloured(best, mean, chol)
 
 
+@partial(jax.jit, static_argnames=("spread", "wide"))
 def widen(mix: Mixture, spread: float, wide: float, mean0: Array, chol0: Array) -> Mixture:
     """The mixture to draw from: a little wider than the one meant, and small modes levelled up.
 
@@ -415,6 +395,5 @@ def sobol(seed: int, n: int, dim: int) -> np.ndarray:
     """n scrambled Sobol points in (0, 1)^dim, float64, kept 1e-9 off the faces."""
     from scipy.stats import qmc
 
-    log_two = int(np.ceil(np.log2(max(n, 1))))
-    points = qmc.Sobol(dim, rng=np.random.default_rng(seed)).random_base2(log_two)[:n]
-    return np.clip(points, 1e-9, 1 - 1e-9)
+    points = qmc.Sobol(dim, rng=np.random.default_rng(seed)).random_base2((n - 1).bit_length())
+    return np.clip(points[:n], 1e-9, 1 - 1e-9)
