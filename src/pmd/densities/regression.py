@@ -395,6 +395,7 @@ class Regression:
         *,
         num_draws: int,
         previous: Regressed | None = None,
+        give_up: float = np.inf,
     ) -> Regressed:
         """Fit a density to the values log q at the particles.
 
@@ -408,6 +409,7 @@ class Regression:
             log_w: log-weights, log_q less the log-density the particles were drawn from.
             num_draws: draws that normalise the result, kept as its `draws`.
             previous: the last fitted density, tried as a start.
+            give_up: held-out error beyond which the mixture alone is returned, at once.
         """
         with jax.enable_x64(True):
             first, second = jax.random.split(key)
@@ -417,6 +419,8 @@ class Regression:
             log_det = float(np.log(np.diag(cloud.chol)).sum())
             refused = -1
             for trial, mix in candidates(first, cloud, rng, start, last):
+                if trial.error > give_up and trial.name != "mixture":
+                    continue
                 refused += 1
                 surrogate = finish(trial, cloud, rng)
                 proposal = draw_from(second, surrogate, mix, self, num_draws)

@@ -14,7 +14,6 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from scipy.linalg import solve_triangular
-from scipy.special import logsumexp
 
 from pmd.densities import mixture, ridge
 from pmd.densities.mixture import Draws, Mixture
@@ -124,7 +123,7 @@ def seed_of(key: Array) -> int:
 
 def ess(log_w: np.ndarray) -> float:
     """Effective number of draws."""
-    return float(np.exp(2 * float(logsumexp(log_w)) - float(logsumexp(2 * log_w))))
+    return float(np.exp(2 * np.logaddexp.reduce(log_w) - np.logaddexp.reduce(2 * log_w)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +132,7 @@ class Regressed:
 
     Attributes:
         surrogate: s, up to its normaliser, in whitened coordinates.
-        proposal: f in whitened coordinates.
+        drawn: f in whitened coordinates.
         mix: the mixture that f widens; where the next fit starts.
         mean: theta = mean + chol z.
         chol: lower Cholesky factor.
@@ -148,7 +147,7 @@ class Regressed:
     """
 
     surrogate: Surrogate = field(repr=False)
-    proposal: Mixture = field(repr=False)
+    drawn: Mixture = field(repr=False)
     mix: Mixture = field(repr=False)
     mean: np.ndarray = field(repr=False)
     chol: np.ndarray = field(repr=False)
@@ -162,10 +161,15 @@ class Regressed:
     draws: Draws | None = field(default=None, repr=False)
 
     def log_prob(self, theta: ArrayLike) -> np.ndarray:
-        """Normalised log-density at theta (n, d): (n,), float64."""
+        """Normalised log-density log q at theta (n, d): (n,), float64."""
         with jax.enable_x64(True):
-            value = log_density(self.surrogate, self._whiten(np.asarray(theta)))
+            value = log_density(self.surrogate, self._whiten(theta))
         return value - self.log_normaliser - self._log_det
+
+    def log_proposal(self, theta: ArrayLike) -> np.ndarray:
+        """log f, what draws come from, at theta (n, d): (n,), float64."""
+        with jax.enable_x64(True):
+            return log_mixture(self.drawn, self._whiten(theta)) - self._log_det
 
     def log_prob_traced(self, theta: Array) -> Array:
         """`log_prob` for use inside traced functions, for (n, d) or (d,), in theta's own dtype.
@@ -174,21 +178,30 @@ class Regressed:
         leave errors of many nats.
         """
         with jax.enable_x64(True):
-            wide = jnp.asarray(theta, jnp.float64).reshape(-1, len(self.mean))
-            z = (wide - self.mean) @ jnp.asarray(self._whitening.T)
-            value = _traced(self.surrogate, z)
-            value = value - (self.log_normaliser + self._log_det)
-            return value.astype(theta.dtype).reshape(theta.shape[:-1])
+            value = _traced(self.surrogate, self._whiten_traced(theta)) - self.log_normaliser
+            return self._like(value, theta)
+
+    def log_proposal_traced(self, theta: Array) -> Array:
+        """`log_proposal` for use inside traced functions."""
+        with jax.enable_x64(True):
+            drawn = jax.tree.map(jnp.asarray, self.drawn)
+            return self._like(_log_mixture(drawn, self._whiten_traced(theta)), theta)
+
+    @property
+    def proposal(self) -> Mixture:
+        """f as a mixture of theta, in float64."""
+        mean = self.mean + np.asarray(self.drawn.mean) @ self.chol.T
+        return Mixture._make((self.drawn.log_pi, mean, self.chol @ np.asarray(self.drawn.chol)))
 
     def draw(self, key: Array, n: int) -> Draws:
         """n draws from f, scrambled Sobol, with log f and the normalised log q at them."""
         with jax.enable_x64(True):
-            return self._coloured(*propose(self.surrogate, self.proposal, n, seed_of(key)))
+            return self._coloured(*propose(self.surrogate, self.drawn, n, seed_of(key)))
 
     def normalise(self, key: Array, num_draws: int) -> "Regressed":
         """The same density with a normaliser from `num_draws` new draws."""
         with jax.enable_x64(True):
-            _, log_f, log_s = propose(self.surrogate, self.proposal, num_draws, seed_of(key))
+            _, log_f, log_s = propose(self.surrogate, self.drawn, num_draws, seed_of(key))
         return replace(self, log_normaliser=log_mean_exp(log_s - log_f), draws=None)
 
     def pack(self) -> dict[str, np.ndarray]:
@@ -197,7 +210,7 @@ class Regressed:
         for name in ("base", "residual"):
             for key, value in _flat(getattr(self.surrogate, name)).items():
                 parts[f"{name}_{key}"] = value
-        for name in ("proposal", "mix"):
+        for name in ("drawn", "mix"):
             parts |= {f"{name}_{k}": v for k, v in _flat(getattr(self, name)).items()}
         parts |= {k: getattr(self.surrogate, k) for k in ("shift", "low", "high")}
         parts |= {k: getattr(self, k) for k in _SCALARS}
@@ -216,7 +229,7 @@ class Regressed:
         limits = (float(parts[k]) for k in ("shift", "low", "high"))
         surrogate = Surrogate(take(Mixture, "base"), residual, *limits)
         scalars = {k: parts[k].item() for k in _SCALARS}
-        arrays = (take(Mixture, "proposal"), take(Mixture, "mix"), parts["mean"], parts["chol"])
+        arrays = (take(Mixture, "drawn"), take(Mixture, "mix"), parts["mean"], parts["chol"])
         return Regressed(surrogate, *arrays, **scalars)
 
     @property
@@ -227,8 +240,15 @@ class Regressed:
     def _whitening(self) -> np.ndarray:
         return solve_triangular(self.chol, np.eye(len(self.mean)), lower=True)
 
-    def _whiten(self, theta: np.ndarray) -> np.ndarray:
-        return (theta.astype(np.float64) - self.mean) @ self._whitening.T
+    def _whiten(self, theta: ArrayLike) -> np.ndarray:
+        return (np.asarray(theta, np.float64) - self.mean) @ self._whitening.T
+
+    def _whiten_traced(self, theta: Array) -> Array:
+        wide = jnp.asarray(theta, jnp.float64).reshape(-1, len(self.mean))
+        return (wide - self.mean) @ jnp.asarray(self._whitening.T)
+
+    def _like(self, value: Array, theta: Array) -> Array:
+        return (value - self._log_det).astype(theta.dtype).reshape(theta.shape[:-1])
 
     def with_draws(self, z: np.ndarray, log_f: np.ndarray, log_s: np.ndarray) -> "Regressed":
         """The same density with these as its `draws`."""
@@ -250,4 +270,4 @@ def _flat(fields: NamedTuple) -> dict[str, np.ndarray]:
 
 def log_mean_exp(log_w: np.ndarray) -> float:
     """log of the mean of exp(log_w)."""
-    return float(logsumexp(log_w)) - float(np.log(len(log_w)))
+    return float(np.logaddexp.reduce(log_w) - np.log(len(log_w)))
