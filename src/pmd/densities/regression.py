@@ -2,8 +2,8 @@
 
 A move fits s = log base + r to log q at the particles, by ridge regression in whitened
 coordinates, and draws from f, a Gaussian mixture a little wider than s. Read in this order:
-`Cloud` (particles, whitened), `fit_base`, `sharpen`, `candidates`, `draw_from`, and
-`Regression.fit`, which refuses what invents mass.
+`whitened.Cloud`, the particles; `base.fit_base` and `base.sharpen`; here `candidates`, the
+regressions on top; `draw_from`; and `Regression.fit`, which refuses what invents mass.
 
 Related: Salimans and Knowles (2013), stochastic linear regression for variational posteriors;
 Acerbi (2018), VBMC, a surrogate of the log-joint. Here PMD regresses its own iterate.
@@ -18,16 +18,13 @@ import jax
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from scipy.linalg import solve_triangular
-from scipy.special import chdtri, logsumexp
 
-from pmd import weights
 from pmd.densities import mixture, ridge
+from pmd.densities.base import carried, fit_base, sharpen, standard
 from pmd.densities.mixture import Mixture
 from pmd.densities.surrogate import (
     Regressed,
     Surrogate,
-    component_log_prob,
     ess,
     evaluate,
     few_sizes,
@@ -37,40 +34,11 @@ from pmd.densities.surrogate import (
     propose,
     seed_of,
 )
-from pmd.errors import NotFiniteError
+from pmd.densities.whitened import Cloud, summary, whiten
 
 ENOUGH = 0.001  # nats: held-out error below which no other regression is tried
 GOOD = 0.1  # nats, times sqrt(d): held-out error below which no mixture is tried as base
-MANY = 500  # coefficients of a quadratic beyond which only quadratics are tried
 MOST = 2500  # particles behind a kernel regression
-
-
-class Cloud(NamedTuple):
-    """Particles from the top of log q down, whitened by their weighted mean and covariance.
-
-    The order makes what follows independent of the order the particles came in.
-    """
-
-    z: np.ndarray  # (n, d)
-    log_q: np.ndarray  # (n,), 0 at the top
-    weight: np.ndarray  # (n,), flattened
-    mean: np.ndarray
-    chol: np.ndarray
-    top: float  # what was taken off log q
-    log_mass: float  # log of the particles' mean weight
-    core: float  # depth down to which the fit has to be right
-    kept: int  # particles not too deep to be used
-
-    @property
-    def coefficients(self) -> int:
-        """Number of coefficients of a full quadratic."""
-        d = self.z.shape[1]
-        return (d + 1) * (d + 2) // 2
-
-    @property
-    def big(self) -> bool:
-        """Whether nothing but a quadratic is worth trying."""
-        return self.coefficients > MANY
 
 
 class Trial(NamedTuple):
@@ -85,95 +53,6 @@ class Trial(NamedTuple):
     shift: float
 
 
-@jax.jit
-def _summary(x: Array, log_w: Array, floor: ArrayLike) -> tuple[Array, Array, Array]:
-    w = weights.temper(log_w, floor)
-    return w, *mixture.moments(x, w)
-
-
-def summary(x: np.ndarray, log_w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights flattened until their effective number is a tenth of n, mean, Cholesky factor."""
-    n, d = x.shape
-    more = -n % 8192  # one size: compiling it takes longer than some unused rows in every move
-    log_w = np.pad(log_w, (0, more), constant_values=-np.inf)
-    floor = min(0.5 * n, max(0.1 * n, 4 * d))
-    w, mean, chol = _summary(np.pad(x, ((0, more), (0, 0))), log_w, floor)
-    return np.asarray(w)[:n], np.asarray(mean), np.asarray(chol)
-
-
-def whiten(theta: ArrayLike, log_q: ArrayLike, log_w: ArrayLike) -> Cloud:
-    """Sort and whiten the particles; those of zero density count as mass, and for nothing else."""
-    x, log_q, log_w = (np.asarray(a, np.float64) for a in (theta, log_q, log_w))
-    log_mass = log_mean_exp(log_w)
-    live = np.flatnonzero(np.isfinite(log_q) & np.isfinite(log_w))
-    if not len(live):
-        raise NotFiniteError("log_q is finite at no particle: there is nothing to fit")
-    live = live[np.argsort(-log_q[live], kind="stable")]
-    x, log_q, log_w = x[live], log_q[live], log_w[live]
-    n, d = x.shape
-    w, mean, chol = summary(x, log_w)
-    z = solve_triangular(chol, (x - mean).T, lower=True, check_finite=False).T
-    top, depth, p = log_q[0], log_q[0] - log_q, (d + 1) * (d + 2) // 2
-    core = max(0.5 * chdtri(d, 1e-3), depth[min(int(0.75 * n), 2 * p)])
-    limit = max(4 * core, depth[min(n - 1, 4 * p)])
-    kept = int(np.searchsorted(depth, limit, side="right"))
-    return Cloud(z, -depth, w, mean, chol, top, log_mass, core, kept)
-
-
-# ---------------------------------------------------------------- base
-def standard(d: int) -> Mixture:
-    """One standard Gaussian."""
-    return Mixture._make((np.zeros(1), np.zeros((1, d)), np.eye(d)[None]))
-
-
-def carried(previous: Regressed | None, cloud: Cloud) -> Mixture | None:
-    """The last mixture in the coordinates of this cloud."""
-    if previous is None:
-        return None
-    to_z = partial(solve_triangular, cloud.chol, lower=True)
-    mean = previous.mean + previous.mix.mean @ previous.chol.T
-    chol = np.stack([to_z(previous.chol @ c) for c in np.asarray(previous.mix.chol)])
-    return Mixture._make((np.asarray(previous.mix.log_pi), to_z((mean - cloud.mean).T).T, chol))
-
-
-def fit_base(key: Array, cloud: Cloud, start: Mixture | None) -> Mixture:
-    """The weighted particles' Gaussian mixture, whitened; all particles count a little."""
-    mix = mixture.clusters(key, cloud.z, 0.9 * cloud.weight + 0.1 / len(cloud.z), start=start)
-    return jax.tree.map(np.asarray, mix)
-
-
-def sharpen(mix: Mixture, cloud: Cloud, rows: np.ndarray) -> Mixture | None:
-    """Each component's weight, mean and covariance by a quadratic fit of log q around it."""
-    z, depth, d = cloud.z[rows], -cloud.log_q[rows], cloud.z.shape[1]
-    parts = component_log_prob(mix, z)
-    level, means, chols = np.full(len(mix.log_pi), np.nan), mix.mean.copy(), mix.chol.copy()
-    for k, (mean, chol) in enumerate(zip(mix.mean, mix.chol, strict=True)):
-        mine = (parts.argmax(1) == k) & (depth < 3 * cloud.core)
-        if mine.sum() < 1.3 * cloud.coefficients:
-            continue
-        local = solve_triangular(chol, (z - mean).T, lower=True).T
-        y = -depth - parts[:, k] + mix.log_pi[k]
-        shift = np.median(y[mine])
-        below = np.maximum(depth - depth[mine].min() - cloud.core, 0)
-        noise = np.where(mine, 1e-6 + (0.05 * below) ** 2, np.inf)
-        near = ridge.rows_from(
-            local, np.where(mine, y - shift, 0), noise, max(float(np.var(y[mine])), 0.01)
-        )
-        q = jax.tree.map(np.asarray, ridge.fit_quadratic(near))
-        values, vectors = np.linalg.eigh(np.eye(d) - q.curvature)
-        if not (values[0] > 0.1 and values[-1] < 100):
-            continue
-        cov = (vectors / values) @ vectors.T
-        level[k] = shift + q.constant + 0.5 * q.slope @ cov @ q.slope - 0.5 * np.log(values).sum()
-        means[k] = mean + chol @ (cov @ q.slope)
-        chols[k] = np.linalg.cholesky(chol @ cov @ chol.T)
-    if np.isnan(level).all():
-        return None
-    level = np.where(np.isnan(level), mix.log_pi + np.nanmedian(level - mix.log_pi), level)
-    return Mixture._make((level - logsumexp(level), means, chols))
-
-
-# ---------------------------------------------------------------- residual
 def single_base(cloud: Cloud) -> list[tuple[str, Callable]]:
     """Regressions worth trying on one Gaussian."""
     found: list[tuple[str, Callable]] = [("quadratic", ridge.fit_quadratic)]
