@@ -12,6 +12,7 @@ from pmd.certificate import Certificate, pareto_k
 from pmd.exact import iterate, log_density
 from pmd.mirror import State
 from pmd.moves import MoveInfo, Mover, Redraw, audited, live, padded
+from pmd.pool import LEAST_ESS
 from pmd.posterior import Posterior
 from pmd.run import Run
 from pmd.weights import ess
@@ -35,22 +36,46 @@ def posterior_of_run(
     run: Run, settings: dict[str, Any], warnings: tuple[str, ...] = ()
 ) -> Posterior:
     """The posterior that a run has reached."""
-    if run.exact_last or run.rows is None:
-        noise, spent = (0.0 if run.exact_last else float("nan")), 0
-    else:
-        noise, spent = minibatch_noise(run)
-    run.evaluations += spent
-    evidence = run.evidence if run.exact_last else float(run.state.log_evidence)
-    settings = {**settings, "plan": run.plan.describe(), **({"stopped": run.stopped} if run.stopped else {})}
+    noise, evidence = 0.0, run.evidence
+    if not run.exact_last and not len(run.pool):
+        noise, evidence = float("nan"), float(run.state.log_evidence)
+        if run.rows is not None:
+            noise, lacking, spent = minibatch_noise(run)
+            run.evaluations, evidence = run.evaluations + spent, evidence + lacking
+    stopped = {"stopped": run.stopped} if run.stopped else {}
+    settings = {**settings, "plan": run.plan.describe(), **stopped}
     record = Record(run.history, run.moves_made, run.evaluations, settings, warnings)
     atoms = run.plan.rejuvenate.at(run.visited / run.plan.num_data).never
     previous = run.last_move.density if run.last_move else None
     posterior = assemble(
-        run.flat, run.mover, run.state, run.next_key(), record,
-        evidence=evidence, noise=noise, exact_last=run.exact_last, atoms=atoms, previous=previous,
+        run.flat, run.mover, last_weights(run, evidence), run.next_key(), record, noise=noise,
+        exact_last=run.exact_last or len(run.pool) > 0, atoms=atoms, previous=previous,
     )  # fmt: skip
     posterior.settings["seconds"] = run.clock.shares()
     return posterior
+
+
+class Weighted(NamedTuple):
+    """Weighted particles of the result, and the log-weights that it is judged by."""
+
+    theta: np.ndarray
+    log_q: np.ndarray
+    log_w: np.ndarray
+    judged: np.ndarray
+    log_evidence: float
+    state: State
+
+
+def last_weights(run: Run, evidence: float) -> Weighted:
+    """The pooled draws; particles that walked where these are useless, but judged by them."""
+    pool, (theta, log_q, log_w) = run.pool, live(run.state)
+    if not len(pool):
+        return Weighted(theta, log_q, log_w, log_w, evidence, run.state)
+    judged = pool.log_weights - pool.log_evidence
+    if pool.ess < LEAST_ESS and run.walked:
+        return Weighted(theta, log_q, log_w, judged, pool.log_evidence, run.state)
+    points, log_joint = pool.points, pool.log_q - pool.log_evidence
+    return Weighted(points, log_joint, judged, judged, pool.log_evidence, run.state)
 
 
 def posterior_of_state(algorithm: MirrorDescent, state: State, seed: int = 0) -> Posterior:
@@ -59,51 +84,54 @@ def posterior_of_state(algorithm: MirrorDescent, state: State, seed: int = 0) ->
     exact_last = bool(np.abs(weights - 1).max() < 1e-5 and float(state.start_weight) == 0)
     count = int(state.count)
     record = Record([], [], float("nan"), {"plan": f"{count} particles, {int(state.t)} steps"})
+    theta, log_q, log_w = live(state)
     return assemble(
-        algorithm.flat, algorithm.mover, state, jax.random.key(seed), record,
-        evidence=float(state.log_evidence), noise=0.0 if exact_last else float("nan"),
+        algorithm.flat, algorithm.mover,
+        Weighted(theta, log_q, log_w, log_w, float(state.log_evidence), state),
+        jax.random.key(seed), record, noise=0.0 if exact_last else float("nan"),
         exact_last=exact_last, atoms=algorithm.rejuvenate.never, previous=None,
     )  # fmt: skip
 
 
 def assemble(
-    flat: Any, mover: Mover, state: State, key: Array, record: Record, *, evidence: float,
-    noise: float, exact_last: bool, atoms: bool, previous: Any,
+    flat: Any, mover: Mover, last: Weighted, key: Array, record: Record, *, noise: float,
+    exact_last: bool, atoms: bool, previous: Any,
 ) -> Posterior:  # fmt: skip
-    """The posterior at a state, with a density fitted to its particles and a certificate."""
-    theta, log_q, log_w = live(state)
-    density = None if atoms else final_density(mover, state, key, previous)
-    size = float(ess(jnp.asarray(log_w)))
-    error = float(np.hypot(np.sqrt(max(1 / max(size, 1e-9) - 1 / len(log_w), 0.0)), noise))
+    """The posterior of weighted particles, with a density fitted to them and a certificate."""
+    density = None if atoms else final_density(mover, last, key, previous)
+    size = float(ess(jnp.asarray(last.judged)))
+    error = float(np.hypot(np.sqrt(max(1 / max(size, 1e-9) - 1 / len(last.judged), 0.0)), noise))
     certificate = certify(
-        mover, record, density, log_w, evidence=evidence, error=error, noise=noise,
+        mover, record, density, last.judged, evidence=last.log_evidence, error=error, noise=noise,
         exact_last=exact_last,
     )  # fmt: skip
     return Posterior(
-        structure=flat.structure, theta=theta, log_q=log_q, log_p0=log_q - log_w, density=density,
-        log_evidence=evidence, log_evidence_error=error, certificate=certificate,
-        history=record.history, evaluations=record.evaluations, settings=record.settings,
-        problem=flat.problem, atoms=atoms,
+        structure=flat.structure, theta=last.theta, log_q=last.log_q,
+        log_p0=last.log_q - last.log_w, density=density, log_evidence=last.log_evidence,
+        log_evidence_error=error, certificate=certificate, history=record.history,
+        evaluations=record.evaluations, settings=record.settings, problem=flat.problem,
+        atoms=atoms,
     )  # fmt: skip
 
 
-def final_density(mover: Mover, state: State, key: Array, previous: Any) -> Any:
+def final_density(mover: Mover, last: Weighted, key: Array, previous: Any) -> Any:
     """The density fitted to the last weighted particles, well normalised."""
     if mover.density.jittable:
-        return Redraw(mover.flat, mover.density).fitted(key, state)
-    theta, log_q, log_w = live(state)
+        return Redraw(mover.flat, mover.density).fitted(key, last.state)
     fit_key, normalise_key = jax.random.split(key)
     fitted = mover.density.fit(
-        fit_key, theta, log_q, log_w, num_draws=mover.num_particles, previous=previous
-    )
+        fit_key, last.theta, last.log_q, last.log_w, num_draws=mover.num_particles,
+        previous=previous,
+    )  # fmt: skip
     normalise = getattr(fitted, "normalise", None)
     return fitted if normalise is None else normalise(normalise_key, NORMALISING)
 
 
-def minibatch_noise(run: Run) -> tuple[float, int]:
-    """Posterior sd of what log q lacks, sum (c_n - 1) log p(x_n | theta), at a few particles.
+def minibatch_noise(run: Run) -> tuple[float, float, int]:
+    """Posterior sd of what log q lacks, sum (1 - c_n) log p(x_n | theta), at a few particles.
 
-    Returns the figure and the likelihood evaluations that it took.
+    Returns the figure, what the log-evidence lacks for the same reason, log E_q exp of that sum,
+    and the likelihood evaluations that it took.
     """
     theta, _, log_w = live(run.state)
     chosen = audited(run.next_key(), log_w)
@@ -121,9 +149,12 @@ def minibatch_noise(run: Run) -> tuple[float, int]:
     w = np.exp(log_w[chosen] - log_w[chosen].max())
     fine = np.isfinite(value)
     if not w[fine].sum() > 0:
-        return float("inf"), len(chosen)
+        return float("inf"), 0.0, len(chosen)
     w, value = w[fine] / w[fine].sum(), value[fine]
-    return float(np.sqrt(w @ (value - w @ value) ** 2)), len(chosen)
+    sd = float(np.sqrt(w @ (value - w @ value) ** 2))
+    reference = float(sums.reference_sum) + float(sums.reference_rest)
+    lacking = float(np.log(w @ np.exp(value.min() - value))) - value.min() - reference
+    return sd, lacking, len(chosen)
 
 
 def certify(

@@ -1,5 +1,6 @@
 """One run: stretches of compiled steps with moves between them, then steps on all rows."""
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,11 +11,13 @@ from jax import Array
 
 from pmd.budget import Budget
 from pmd.clock import Clock
+from pmd.exact import iterate, posterior_iterate
 from pmd.faults import move_not_finite, not_finite
 from pmd.likelihood import Blocks
 from pmd.mirror import Info, State, Steps, initial, log_weights, stretch
-from pmd.moves import SWEEPS, MoveInfo, Mover, Redraw
+from pmd.moves import SWEEPS, MoveInfo, Mover, Redraw, live
 from pmd.plan import Plan
+from pmd.pool import Pool, joint
 from pmd.problem import Flat
 from pmd.rows import Order
 from pmd.weights import ess
@@ -26,7 +29,8 @@ SUBSTEPS = 3  # times that what the guard refused of a step is taken up again, o
 EXTRA = 10  # full steps beyond the plan until one is taken whole
 STARTING = 4  # times as many particles at the start
 HIGH_GUARD, FULL_GUARD = 0.3, 0.1  # of the particles, while fits are poor
-LAST_ESS, ACCEPTED_ESS = 0.2, 0.05  # of the particles, of the last weights
+ROUNDS = 10  # of draws that are pooled in the end, at most
+HOPELESS = 0.02  # effective share of the pooled draws under which particles walk first
 CHECK_SECONDS = 64  # steps between two looks at the clock
 
 
@@ -82,6 +86,7 @@ class Run:
         self.told = 0  # records that were reported
         self.last_move: MoveInfo | None = None
         self.stopped: str | None = None
+        self.pool, self.walked = Pool(), False
         self.exact_last = False
         self.evidence = np.nan
         self.moves_made: list[MoveInfo] = []
@@ -300,28 +305,52 @@ class Run:
         return h
 
     def finish(self) -> None:
-        """Where the last weights are poor: walk, fit, draw and weigh once more."""
-        if not self.guards or self.plan.exact == "never" or self.mover.large or not self.exact_last:
+        """Draws of further fits, all weighed exactly and pooled, until the last weights are good."""
+        judged = self.guards and self.exact_last and self.plan.exact != "never"
+        if not judged or self.last_move is None or self.plan.density.jittable:
             return
-        m = self.mover.num_particles
-        walked = self.last_move is not None and self.last_move.action == "walk"
-        weak = float(ess(log_weights(self.state))) < LAST_ESS * int(self.state.count)
-        if not weak and not walked:
-            return
-        sweeps = SWEEPS if weak else 0
-        if not self.budget.pays((4 * sweeps + 1) * m, self.evaluations):
-            return
-        before, better = (self.state, self.evidence, self.exact_last), False
-        try:
-            if weak:
-                self.walk(4 * m)
-            self.move(exact_next=True, allowance=0.0)
-            self.full_step(0.0)
-            share = float(ess(log_weights(self.state))) / int(self.state.count)
-            better = self.exact_last and share >= ACCEPTED_ESS
-        finally:  # an interruption too goes back to the last exact weights
-            if not better:
-                self.state, self.evidence, self.exact_last = before
+        self.pool = Pool()
+        self.walked = self.last_move.action == "walk"
+        theta, log_joint = self.posterior_values()
+        if not self.walked:
+            self.pool.add(theta, log_joint, self.last_move.density)
+        self.pool_draws((theta, log_joint) if self.walked else None)
+
+    def posterior_values(self) -> tuple[np.ndarray, np.ndarray]:
+        """Particles that have reached the posterior, with the log joint density at them."""
+        theta, log_q, _ = live(self.state)
+        best = int(np.argmax(log_q))
+        self.evaluations += 1
+        return theta, log_q + (self.joint(theta[best : best + 1])[0] - log_q[best])
+
+    def joint(self, theta: np.ndarray) -> np.ndarray:
+        """The log joint density of parameters and all rows."""
+        it = posterior_iterate(self.state)
+        return joint(self.mover, it, self.rows, theta, self.capacity)
+
+    def pool_draws(self, walkers: tuple[np.ndarray, np.ndarray] | None) -> None:
+        """Fit to all that is known of the posterior, draw, weigh; again while weights are poor."""
+        m, density = self.mover.num_particles, self.plan.density
+        assert self.last_move is not None
+        previous = self.last_move.density
+        for k in range(ROUNDS):
+            if self.pool.good or not self.budget.pays(m, self.evaluations):
+                return
+            hopeless = k > 1 and walkers is None and self.pool.ess < HOPELESS * m
+            if hopeless and not self.mover.large and self.budget.pays(2 * SWEEPS * m, self.evaluations):
+                self.walk(2 * m)
+                self.walked = True
+                walkers = self.posterior_values()
+            began = time.perf_counter()
+            with self.clock("move"):
+                values = self.pool.values(walkers)
+                previous = density.fit(self.next_key(), *values, num_draws=m, previous=previous)
+                draws = previous.draw(self.next_key(), m)
+                self.pool.add(draws.theta, self.joint(np.asarray(draws.theta)), previous)
+            seconds = time.perf_counter() - began
+            error, share = float(previous.error), self.pool.ess / len(self.pool)
+            info = MoveInfo("pool", previous, error, np.nan, share, len(self.pool), m, seconds)
+            self.record_move(info)
 
     # ------------------------------------------------------------------ moves
     def move(
@@ -342,8 +371,6 @@ class Run:
 
     def walk(self, count: int) -> None:
         """A walk of its own, without a fit."""
-        from pmd.exact import iterate
-
         state, info = self.mover.walk(
             self.next_key(), self.state, iterate(self.state), self.rows, count
         )

@@ -1,0 +1,121 @@
+"""The last weights: draws of several fits, all weighed exactly, under one mixture of their densities.
+
+Once every row counts in full the exact iterate no longer changes, so that every evaluation is
+worth keeping: as a value for the next fit, and as a draw.  A draw's weight is its posterior over
+the *mixture* of all densities drawn from (Veach and Guibas's balance heuristic), which no single
+poor one can spoil.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.special import logsumexp
+
+from pmd.certificate import pareto_k
+from pmd.exact import Iterate, log_density
+from pmd.moves import Mover, padded
+
+PyTree = Any
+
+WALKERS = 0.25  # of an effective draw: what a particle that walked counts for in a fit
+ENOUGH_ESS, ENOUGH_K = 0.2, 0.45  # effective share and Pareto k at which no more is drawn
+LEAST_ESS = 50.0  # under which the draws are judged useless
+
+
+def joint(mover: Mover, it: Iterate, rows: PyTree, theta: np.ndarray, capacity: int) -> np.ndarray:
+    """log p(theta) + sum_n log p(x_n | theta) at some vectors, in float64."""
+    points = jnp.asarray(padded(np.asarray(theta, it.reference.dtype), capacity, theta[0]))
+    count = jnp.asarray(len(theta), jnp.int32)
+    with mover.clock("likelihood"):
+        value, _, sums = log_density(mover.flat, mover.blocks, it, rows, points, count)
+        reference = float(sums.reference_sum) + float(sums.reference_rest)
+        return np.asarray(value, np.float64)[: len(theta)] + reference
+
+
+@dataclass
+class Pool:
+    """Draws of several densities with the exact log joint density at each."""
+
+    theta: list[np.ndarray] = field(default_factory=list)
+    log_joint: list[np.ndarray] = field(default_factory=list)
+    densities: list[Any] = field(default_factory=list)
+    _log_f: list[np.ndarray] = field(default_factory=list)  # of density k at all points so far
+
+    def add(self, theta: np.ndarray, log_joint: np.ndarray, density: Any) -> None:
+        """More draws, and the density they come from."""
+        before = self.points
+        self.theta.append(np.asarray(theta, np.float64))
+        self.log_joint.append(np.asarray(log_joint, np.float64))
+        for k, other in enumerate(self.densities):
+            more = np.asarray(other.log_proposal(self.theta[-1]), np.float64)
+            self._log_f[k] = np.concatenate([self._log_f[k], more])
+        self.densities.append(density)
+        everything = np.concatenate([before, self.theta[-1]]) if len(before) else self.theta[-1]
+        self._log_f.append(np.asarray(density.log_proposal(everything), np.float64))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.theta))
+
+    @property
+    def points(self) -> np.ndarray:
+        """All draws."""
+        return np.concatenate(self.theta) if self.theta else np.zeros((0, 0))
+
+    @property
+    def log_q(self) -> np.ndarray:
+        """Log joint density at all draws."""
+        return np.concatenate(self.log_joint)
+
+    @property
+    def log_p0(self) -> np.ndarray:
+        """Log-density of the mixture that the draws, taken together, come from."""
+        share = np.log([len(part) / len(self) for part in self.theta])
+        return logsumexp(np.stack(self._log_f) + share[:, None], axis=0)
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """log joint - log p0."""
+        return self.log_q - self.log_p0
+
+    @property
+    def log_evidence(self) -> float:
+        """log of the mean weight."""
+        return float(logsumexp(self.log_weights) - np.log(len(self)))
+
+    @property
+    def ess(self) -> float:
+        """Effective number of draws."""
+        log_w = self.log_weights
+        if not len(log_w) or not np.isfinite(log_w).any():
+            return 0.0
+        return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
+
+    @property
+    def good(self) -> bool:
+        """Whether the weights need no more draws."""
+        if len(self) == 0:
+            return False
+        k, _ = pareto_k(self.log_weights)
+        return self.ess >= ENOUGH_ESS * len(self) and k < ENOUGH_K
+
+    def values(
+        self, walkers: tuple[np.ndarray, np.ndarray] | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the next fit learns from: draws, and particles that walked, as far as each tells."""
+        if not len(self):
+            assert walkers is not None
+            return *walkers, np.zeros(len(walkers[0]))
+        log_z, log_w = self.log_evidence, self.log_weights
+        theta, log_q = self.points, self.log_q - log_z
+        log_w = log_w - logsumexp(log_w)
+        if walkers is not None:
+            ours, theirs = self.ess, WALKERS * len(walkers[0])
+            equal = np.full(len(walkers[0]), np.log(theirs / (ours + theirs) / len(walkers[0])))
+            theta = np.concatenate([theta, walkers[0]])
+            log_q = np.concatenate([log_q, walkers[1] - log_z])
+            log_w = np.concatenate([log_w + np.log(ours / (ours + theirs)), equal])
+        return theta, log_q, log_w + np.log(len(log_w))
+
