@@ -158,8 +158,8 @@ class Grid(NamedTuple):
 
     @property
     def first_mode(self) -> float:
-        """Mass where the first parameter is positive."""
-        return float(self.weights @ (self.points[:, 0] > 0))
+        """Mass where the second parameter is negative; next to nothing lies where it is zero."""
+        return float(self.weights @ (self.points[:, 1] < 0))
 
 
 def mixture(

@@ -105,9 +105,11 @@ def assemble(
         mover, record, density, last.judged, evidence=last.log_evidence, error=error, noise=noise,
         exact_last=exact_last,
     )  # fmt: skip
+    alive = np.isfinite(last.log_w)  # the rest weighs nothing, wherever it was drawn from
+    log_p0 = np.where(alive, last.log_q, 0.0) - np.where(alive, last.log_w, 0.0)
     return Posterior(
-        structure=flat.structure, theta=last.theta, log_q=last.log_q,
-        log_p0=last.log_q - last.log_w, density=density, log_evidence=last.log_evidence,
+        structure=flat.structure, theta=last.theta, log_q=last.log_q, log_p0=log_p0,
+        density=density, log_evidence=last.log_evidence,
         log_evidence_error=error, certificate=certificate, history=record.history,
         evaluations=record.evaluations, settings=record.settings, problem=flat.problem,
         atoms=atoms,

@@ -326,7 +326,11 @@ class Run:
     def joint(self, theta: np.ndarray) -> np.ndarray:
         """The log joint density of parameters and all rows."""
         it = posterior_iterate(self.state)
-        return joint(self.mover, it, self.rows, theta, self.capacity)
+        value = joint(self.mover, it, self.rows, theta, self.capacity)
+        bad = ~(value < np.inf)
+        if bad.any():
+            raise move_not_finite(self, theta[np.argmax(bad)])
+        return value
 
     def pool_draws(self, walkers: tuple[np.ndarray, np.ndarray] | None) -> None:
         """Fit to all that is known of the posterior, draw, weigh; again while weights are poor."""
@@ -337,7 +341,11 @@ class Run:
             if self.pool.good or not self.budget.pays(m, self.evaluations):
                 return
             hopeless = k > 1 and walkers is None and self.pool.ess < HOPELESS * m
-            if hopeless and not self.mover.large and self.budget.pays(2 * SWEEPS * m, self.evaluations):
+            if (
+                hopeless
+                and not self.mover.large
+                and self.budget.pays(2 * SWEEPS * m, self.evaluations)
+            ):
                 self.walk(2 * m)
                 self.walked = True
                 walkers = self.posterior_values()
