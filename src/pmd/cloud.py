@@ -40,15 +40,19 @@ class Cloud:
         draws, u = self.draw(jax.random.key(0), count)
         return replace(self.particles, draws=draws, u=u, v=v, error=float(self.density.error))
 
+    @property
+    def measured(self) -> bool:
+        """Whether there is a density of known error; others are not relied on unasked."""
+        return self.density is not None and not np.isnan(self.density.error)
+
     def points(self, using: str | None) -> Points:
         """The particles, with draws of the density where they are asked for or may be better."""
         if using not in (None, "particles", "density"):
             raise InputError(f"using= takes None, 'particles' or 'density', not {using!r}")
         if using == "density" and self.density is None:
             raise InputError("using='density' needs a fitted density, and this posterior has none")
-        # A density whose error nobody measured is not relied on unasked.
-        idle = self.density is None or np.isnan(self.density.error)
-        return self.particles if using == "particles" or (using is None and idle) else self.both
+        alone = using == "particles" or (using is None and not self.measured)
+        return self.particles if alone else self.both
 
     def draw(self, key: jax.Array, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws of the density and the weights that make them draws of what it means."""

@@ -1,21 +1,17 @@
-"""The modes of a posterior: clusters of its points that a dip of the density parts."""
+"""The modes of a posterior: hills of the log-density at the particles, parted by dips."""
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pmd.cloud import Cloud
-from pmd.densities import mixture
 
 PyTree = Any
 
-# Two clusters are one mode unless the density between them falls to half the lower of their tops.
+# Two hills are one mode unless the density between them falls to half the lower of their tops.
 DIP = np.log(2.0)
-BETWEEN = 21
-
-log_parts = jax.jit(mixture.component_log_prob)
+LEAST_MASS = 0.005  # a mode of less is counted with the nearest one
+BETWEEN = 21  # points on a line between two tops
 
 
 class Mode(NamedTuple):
@@ -29,63 +25,115 @@ class Mode(NamedTuple):
 def find_modes(cloud: Cloud) -> list[Mode]:
     """Modes of a posterior, the largest first.
 
-    A Gaussian mixture (number of components by BIC) clusters the weighted particles; components
-    that no dip of the density parts are one mode (a banana takes several components). Mass, mean
-    and sds are sums over the points behind the posterior's means, each in its likeliest cluster.
+    log q is known at the particles. Going down from the highest, each joins the hill of its
+    neighbours, and two hills become one where the pass between them is no dip (persistence).
+    Straight lines between tops then join what gaps between particles have parted. Mass, mean and
+    sds are sums over the points behind the posterior's means, each with its nearest particle.
+    Modes of less than half a percent are not told apart.
     """
+    live = np.isfinite(cloud.log_weights)
+    theta, w = cloud.theta[live], cloud.particles.w[live]
+    level = (cloud.log_weights + cloud.log_p0)[live]
+    centre, inverse = whitening(theta, w)
+    z = (theta - centre) @ inverse
+    label = heavy(z, hills(cloud, theta, z, level), w)
+    label = along_lines(cloud, theta, level, label)
     plain, free, weights = cloud.measure()
-    with jax.enable_x64(True):
-        found = mixture.clusters(jax.random.key(0), cloud.theta, cloud.particles.w)
-        label = parted(*passes(cloud, found))
-        parts = np.array(log_parts(found, jnp.asarray(free)))
-    parts[:, label < 0] = -np.inf
-    which = label[parts.argmax(1)]
+    which = np.zeros(len(free), int)
+    if label.any():
+        which = label[nearest(z, (free - centre) @ inverse, 1)[:, 0]]
     modes = []
     for each in range(label.max() + 1):
-        w = weights * (which == each)
-        mass = float(w.sum())
+        inside = weights * (which == each)
+        mass = float(inside.sum())
         if mass > 0:
-            centre = w @ plain / mass
-            sd = np.sqrt(np.maximum(w @ (plain - centre) ** 2 / mass, 0.0))
-            modes.append(Mode(mass, *map(cloud.parameters.tree, (centre, sd))))
+            mean = inside @ plain / mass
+            sd = np.sqrt(np.maximum(inside @ (plain - mean) ** 2 / mass, 0.0))
+            modes.append(Mode(mass, *map(cloud.parameters.tree, (mean, sd))))
     return sorted(modes, key=lambda mode: -mode.mass)
 
 
-def passes(cloud: Cloud, found: mixture.Mixture) -> tuple[np.ndarray, np.ndarray]:
-    """Log-density at all centres, (K,), and at the lowest point between any two of them, (K, K).
+def whitening(theta: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean, and the matrix that makes the covariance of weighted points the identity."""
+    mean = w @ theta
+    values, vectors = np.linalg.eigh((theta - mean).T @ ((theta - mean) * w[:, None]))
+    floor = max(1e-12 * values[-1], np.finfo(float).tiny)
+    return mean, vectors / np.sqrt(np.maximum(values, floor))
 
-    The lowest point is that of the best way, by straight lines from centre to centre.
-    """
-    centres = np.asarray(found.mean)
-    k = len(centres)
-    share = np.linspace(0, 1, BETWEEN)[:, None]
-    lines = [one + share * (other - one) for one in centres for other in centres]
-    log_prob = cloud.log_prob if cloud.density is not None else mixture_log_prob(found)
-    level = log_prob(np.concatenate(lines)).reshape(k, k, BETWEEN)
-    lowest = level.min(2)
-    for by in range(k):
+
+def nearest(z: np.ndarray, at: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the k nearest of the points z to every point `at`, (n, k)."""
+    from scipy.spatial import KDTree
+
+    return KDTree(z).query(at, np.arange(1, k + 1))[1]
+
+
+def hills(cloud: Cloud, theta: np.ndarray, z: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """The index of the hill's top for every particle, over the graph of nearest neighbours."""
+    n, d = z.shape
+    k = min(n - 1, max(12, min(d, 30)))
+    if k < 1:
+        return np.zeros(n, int)
+    other = nearest(z, z, k + 1)[:, 1:].ravel()
+    one = np.repeat(np.arange(n), k)
+    passes = np.minimum(level[one], level[other])
+    if cloud.measured:
+        # Neighbours need not be near: a density that is known to fit tells of a dip between them.
+        middle = cloud.log_prob(0.5 * (theta[one] + theta[other])) - offset(cloud, theta, level)
+        passes = np.minimum(passes, middle)
+    top = np.arange(n)
+
+    def find(i: int) -> int:
+        while top[i] != i:
+            top[i] = top[top[i]]
+            i = top[i]
+        return i
+
+    for edge in np.argsort(-passes, kind="stable"):
+        a, b = find(int(one[edge])), find(int(other[edge]))
+        if a != b and passes[edge] > min(level[a], level[b]) - DIP:
+            high, low = (a, b) if level[a] >= level[b] else (b, a)
+            top[low] = high
+    return np.array([find(i) for i in range(n)])
+
+
+def offset(cloud: Cloud, theta: np.ndarray, level: np.ndarray) -> float:
+    """What the density's values lie above the particles' log q: the constant, in the middle."""
+    high = np.argsort(-level)[: max(len(level) // 2, 1)]
+    return float(np.median(cloud.log_prob(theta[high]) - level[high]))
+
+
+def heavy(z: np.ndarray, top: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The same, with particles on hills of little mass counted with the nearest other hill."""
+    mass = np.bincount(top, w, len(w))
+    enough = mass[top] >= min(LEAST_MASS, mass.max())
+    top = top.copy()
+    if not enough.all():
+        inside = np.flatnonzero(enough)
+        top[~enough] = top[inside][nearest(z[enough], z[~enough], 1)[:, 0]]
+    return top
+
+
+def along_lines(cloud: Cloud, theta: np.ndarray, level: np.ndarray, top: np.ndarray) -> np.ndarray:
+    """Numbers 0, 1, ... of the modes: tops that no dip of the fitted density parts are one."""
+    tops, label = np.unique(top, return_inverse=True)
+    if len(tops) < 2 or not cloud.measured:
+        return label
+    k, share = len(tops), np.linspace(0, 1, BETWEEN)[:, None]
+    lines = [one + share * (other - one) for one in theta[tops] for other in theta[tops]]
+    value = cloud.log_prob(np.concatenate(lines)).reshape(k, k, BETWEEN)
+    lowest = value.min(2)
+    for by in range(k):  # the best way between two tops may lead over others
         lowest = np.maximum(lowest, np.minimum(lowest[:, by, None], lowest[None, by]))
-    return level[:, 0, 0], lowest
+    return parted(value[:, 0, 0], lowest)[label]
 
 
 def parted(top: np.ndarray, lowest: np.ndarray) -> np.ndarray:
-    """A mode's number for every component; -1 for one on the pass between two modes.
-
-    Components are taken from the highest down. One that a dip parts from all higher ones is a
-    mode of its own, one that no dip parts from a single mode belongs to it.
-    """
-    label = np.full(len(top), -1)
+    """A mode's number for every top: of the highest that no dip parts from it, or its own."""
+    number = np.full(len(top), -1)
     done: list[int] = []
     for i in np.argsort(-top, kind="stable"):
-        near = {label[j] for j in done if label[j] >= 0 and lowest[i, j] > top[i] - DIP}
-        if not near:
-            label[i] = label.max() + 1
-        elif len(near) == 1:
-            label[i] = near.pop()
+        near = [j for j in done if lowest[i, j] > top[i] - DIP]
+        number[i] = number[max(near, key=lambda j: lowest[i, j])] if near else number.max() + 1
         done.append(int(i))
-    return label
-
-
-def mixture_log_prob(found: mixture.Mixture) -> Any:
-    """The clusters' own log-density, for particles without one."""
-    return lambda x: np.asarray(mixture.log_prob(found, x))
+    return number

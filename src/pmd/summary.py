@@ -39,8 +39,6 @@ def table(posterior: "Posterior") -> str:
 
 def modes(posterior: "Posterior") -> str:
     """A row for every mode where there are several, else nothing."""
-    if getattr(posterior.density, "num_components", 2) < 2:
-        return ""
     found = posterior.modes()
     if len(found) < 2:
         return ""
