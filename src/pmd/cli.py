@@ -38,7 +38,9 @@ def application() -> Any:
     def root(
         version: Annotated[
             bool,
-            typer.Option("--version", callback=show_version, is_eager=True, help="Its version."),
+            typer.Option(
+                "--version", callback=show_version, is_eager=True, help="Show the version and exit."
+            ),
         ] = False,
     ) -> None:
         """Bayesian posteriors from minibatches, without gradients, with every mode."""
@@ -63,8 +65,7 @@ def add_mixture(group: Any, typer: Any) -> None:
     ) -> None:
         """The two-mode posterior against a grid: total variation and cross entropy.
 
-        The default, the paper's strategies 1 and 2 and the switch between them at its batch of 10,
-        and exact mirror descent on the grid along the same batches.
+        Runs the default and the paper's strategies, at its batch of 10.
         """
         from pmd.experiments.mixture import Settings
 
@@ -93,7 +94,7 @@ def reproduce_mixture(settings: "Settings", out: Path, as_json: bool) -> None:
 
     require("matplotlib", "cli")
     files.folder(out)
-    columns = (TextColumn("{task.description:<34}"), BarColumn(30), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<36}"), BarColumn(28), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("true posterior", total=settings.total)
 

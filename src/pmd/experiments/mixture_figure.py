@@ -21,26 +21,33 @@ STYLES: dict[str, dict[str, Any]] = {
 SIDE = 3.2  # of the square that is shown: all the mass lies within
 
 
+SHOWN = (Strategy.DEFAULT, Strategy.EVERY_STEP, Strategy.SWITCH, Strategy.NEVER)
+"""Whose estimates are drawn beside the truth: the first two of those that were run."""
+
+
 def save(result: Result, path: Path) -> None:
     """Draw the figure and write it as PNG."""
     figure_module = require("matplotlib.figure", "cli")
-    figure = figure_module.Figure(figsize=(8.6, 7.6), layout="constrained")
-    (truth, estimate), (variation, entropy) = figure.subplots(2, 2, height_ratios=(1.05, 1))
+    figure = figure_module.Figure(figsize=(9.2, 7.0), layout="constrained")
+    axes = figure.subplot_mosaic("AABBCC;DDDEEE", height_ratios=(1.0, 1.15))
     top = float(np.exp(result.truth.log_density).max())
-    density(truth, result, result.truth.log_density, top)
-    truth.set_title("(1) True posterior; regions of 50, 90, 99 %", loc="left")
-    strategy = next(s for s in Strategy if s in result.estimates)
-    density(estimate, result, result.estimates[strategy], top)
-    passes = result.settings.passes
-    estimate.set_title(
-        f"(2) Estimate: {NAMES[strategy].partition(':')[0]}, {passes:g} passes", loc="left"
-    )
-    curves(variation, result, "total_variation")
-    variation.set_title("(3) Total variation", loc="left")
-    curves(entropy, result, "kl")
-    entropy.set_title("(4) Cross entropy above the truth's, nats", loc="left")
-    handles, labels = variation.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    density(axes["A"], result, result.truth.log_density, top)
+    axes["A"].set_title("(1) True posterior", loc="left")
+    axes["A"].set_ylabel("θ₂")
+    told = "lines: 50, 90, 99 %\nof the truth"
+    axes["A"].annotate(told, (-SIDE + 0.15, -0.6), va="center", color="#555555", fontsize=8)
+    shown = [strategy for strategy in SHOWN if strategy in result.estimates][:2]
+    for place, strategy in zip("BC", shown, strict=False):
+        density(axes[place], result, result.estimates[strategy], top)
+        axes[place].set_title(f"(2) Estimate: {NAMES[strategy].partition(':')[0]}", loc="left")
+    if len(shown) < 2:
+        axes["C"].set_axis_off()
+    curves(axes["D"], result, "total_variation")
+    axes["D"].set_title("(3) Total variation", loc="left")
+    curves(axes["E"], result, "kl")
+    axes["E"].set_title("(4) Cross entropy above the truth's, nats", loc="left")
+    handles, labels = axes["D"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=120)
 
 
@@ -54,10 +61,10 @@ def density(ax: Any, result: Result, log_density: np.ndarray, top: float) -> Non
     levels = np.linspace(top / 40, top, 24)  # nothing under the least: the page stays white
     ax.contourf(axis, axis, values.T, levels, cmap=shades(), extend="max")
     ax.contour(axis, axis, truth.T, regions(result), colors="#333333", linewidths=0.6)
-    ax.set(xlim=(-SIDE, SIDE), ylim=(-SIDE, SIDE), aspect="equal", xlabel="θ₁", ylabel="θ₂")
+    ax.set(xlim=(-SIDE, SIDE), ylim=(-SIDE, SIDE), aspect="equal", xlabel="θ₁")
     mass = values[:, axis < 0].sum() * result.grid.cell
     whole = values.sum() * result.grid.cell
-    for share, at, where in ((whole - mass, (-0.4, 2.2), "left"), (mass, (0.4, -2.2), "right")):
+    for share, at, where in ((whole - mass, (-0.2, 2.3), "left"), (mass, (0.2, -2.3), "right")):
         ax.annotate(f"mass {share:.3f}", at, ha=where, va="center")
 
 

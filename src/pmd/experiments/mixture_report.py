@@ -15,6 +15,7 @@ from pmd.experiments.mixture import (
     FLOOR,
     FLOOR_REPLACE,
     NUM_DATA,
+    PARTICLES,
     SWITCH,
     WIDTH,
     Result,
@@ -178,14 +179,15 @@ What was run, each with {settings.num_particles} particles at the end:
   times the median distance as bandwidth, as the paper scores samples: much of them is the kernel's.
   The mode's mass is that of the weighted particles.
 - **Strategy 2** of the paper: drawn anew from a kernel estimate before every step, bandwidth
-  h = {WIDTH} m^(-1/2), m growing from a {FIRST / 1500:.0%} share. Each move adds the variance h²
-  and each step takes back only a small part of it, so that the estimate stays too wide.
-- **Switch**: strategy 2 with a {FEW / 1500:.0%} share of the particles for {SWITCH} passes, then
+  h = {WIDTH:g} m^(-1/2), m growing from {FIRST / PARTICLES:.0%} of them. Each move adds
+  h² to the variance and each step takes back only a small part of it: the estimate stays too
+  wide, and a mode that is lost stays lost.
+- **Switch**: strategy 2 with {FEW / PARTICLES:.0%} of the particles for {SWITCH} passes, then
   strategy 1 with all of them; scored like strategy 1.
 - **Grid**: mirror descent without particles along the same batches of {BATCH} with the same step
   sizes. Particle methods that keep to these batches cannot be expected to do better; the default
-  does not keep to them. With rows drawn with replacement, as in the paper, the floor is higher:
-  on average over data and seeds about five times as high after 5 passes.
+  does not keep to them. Rows drawn with replacement, as in the paper, raise the floor: after 5
+  passes from a TV of .04 to .22, mean of twenty runs.
 
 Every point of a curve is a run of its own, of that length. `rows.csv` and `rows.json` hold them
 all, `settings.json` the seeds and versions.
