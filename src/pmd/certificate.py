@@ -16,8 +16,11 @@ K_TRUST, K_MEANS = 0.5, 0.7
 ERROR_TRUST, ERROR_MEANS = 0.033, 0.1
 # However good a fit looks, it is not credited with more than this share of the particles' error.
 LEAST_CREDIT = 0.1
-# Weights that rest on fewer particles than this say little about themselves, k included.
-SHARE_TRUST, LEAST_ESS = 0.05, 25.0
+# Weights tell nothing of mass that no particle met. With few particles much can be missed while k,
+# fits and audits look their best (bananas and mixtures at 50 to 200 particles: tails and modes
+# lost, k below .3): so many effective particles are asked for, and for every cluster seen.
+LEAST_ESS, CLUSTER_ESS = 80.0, 40.0
+SHARE_TRUST = 0.05  # weights that rest on a smaller share of the particles are no good judges
 # Errors left in log q, in nats and per square root of a dimension: where such an error is linear,
 # its sd in nats is the shift of the mean in whitened posterior sds.
 NOISE_TRUST, NOISE_MEANS = 0.03, 0.1
@@ -99,8 +102,9 @@ class Certificate:
     - Pareto k below .5 (fewer than 100 particles: below 1 - 1 / log10 m) for "trust", below .7 for
       "means only".
     - The standard error of a posterior mean, `mean_error`, at most .033 posterior sds for "trust"
-      (an error of .1 sd is then three standard errors), at most .1 for "means only"; and for
-      "trust" an effective sample size of at least 25 and 5 % of the particles.
+      (an error of .1 sd is then three standard errors), at most .1 for "means only".
+    - For "trust" an effective sample size of at least 80, 40 for every cluster that a fit of the
+      run saw, and 5 % of the particles; for "means only" half of the first two.
     - "trust" needs a last step on all rows, taken whole. Without one, what is left in log q
       (minibatch noise and the error of the last fit) may be .03 sqrt(d) nats for "trust" and
       .1 sqrt(d) for "means only"; no fit may have gone unmeasured and no step been guarded.
@@ -177,7 +181,9 @@ class Certificate:
         coefficients = (self.dimension + 1) * (self.dimension + 2) / 2
         credit = 1.0
         if math.isfinite(self.fit_error) and self.num_particles >= 1.3 * coefficients:
-            credit = min(1.0, max(self.fit_error, LEAST_CREDIT))
+            # Between modes a fit's error counts more: it is the mass that may be wrong.
+            error = self.fit_error if self.num_modes == 1 else 2 * self.fit_error
+            credit = min(1.0, max(error, LEAST_CREDIT))
         return credit / math.sqrt(self.ess) if self.ess > 0 else math.inf
 
     @property
@@ -195,7 +201,8 @@ class Certificate:
 
     def _findings(self) -> list[tuple[int, str]]:
         """Every rule's level (index of a verdict) and sentence."""
-        findings = [self._tail(), self._number(), self._last_step(), self._second_run()]
+        findings = [self._tail(), self._number(), self._explored(), self._last_step()]
+        findings.append(self._other_runs())
         if self.earlier_verdict is not None:
             findings.append(self._earlier(self.earlier_verdict))
         figures = (self.log_evidence, self.ess)
@@ -221,12 +228,19 @@ class Certificate:
             return 2, f"At an effective sample size of {self.ess:.0f}, {figure}."
         if error > ERROR_TRUST:
             return 1, f"At an effective sample size of {self.ess:.0f}, {figure}."
-        if self.ess < max(LEAST_ESS, SHARE_TRUST * self.num_particles):
-            return 1, (
-                f"The effective sample size is {self.ess:.0f} of {self.num_particles} particles: "
-                "too few to judge the weights by."
-            )
         return 0, figure[0].upper() + figure[1:] + "."
+
+    def _explored(self) -> tuple[int, str]:
+        need = max(LEAST_ESS, CLUSTER_ESS * self.num_modes)
+        figure = f"The effective sample size is {self.ess:.0f} of {self.num_particles} particles"
+        if not self.ess >= need:
+            return 1 + int(not self.ess >= need / 2), (
+                f"{figure}; to rule out that tails or modes were missed it takes {need:.0f} "
+                f"({count(self.num_modes, 'cluster')} seen)."
+            )
+        if self.ess < SHARE_TRUST * self.num_particles:
+            return 1, f"{figure}: too small a share to judge the weights by."
+        return 0, f"{figure}."
 
     def _last_step(self) -> tuple[int, str]:
         if self.exact_last:
@@ -248,7 +262,7 @@ class Certificate:
             return 1, figure + ", and the guard cut steps short."
         return int(left > NOISE_TRUST * root), figure + "."
 
-    def _second_run(self) -> tuple[int, str]:
+    def _other_runs(self) -> tuple[int, str]:
         if self.second_run == "agrees":
             return 0, "An independent second run agrees."
         if self.second_run == "disagrees":
@@ -289,8 +303,7 @@ class Certificate:
 
     def _figures(self) -> str:
         parts = [
-            f"ESS {self.ess:.0f} of {self.num_particles} particles in {self.dimension} "
-            + ("dimension" if self.dimension == 1 else "dimensions"),
+            count(self.dimension, "dimension"),
             f"log-evidence {self.log_evidence:.3f} ± {self.log_evidence_error:.2g}",
             f"minibatch noise {self.minibatch_noise:.2g} nats",
             f"error of the last fit {self.fit_error:.2g} nats",

@@ -65,7 +65,7 @@ def nearest(z: np.ndarray, at: np.ndarray, k: int) -> np.ndarray:
     """Indices of the k nearest of the points z to every point `at`, (n, k)."""
     from scipy.spatial import KDTree
 
-    return KDTree(z).query(at, np.arange(1, k + 1))[1]
+    return np.reshape(KDTree(z).query(at, k)[1], (len(at), k))
 
 
 def hills(cloud: Cloud, theta: np.ndarray, z: np.ndarray, level: np.ndarray) -> np.ndarray:
