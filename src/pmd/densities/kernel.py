@@ -191,9 +191,18 @@ class local:
         return Bandwidth(centre, cluster, chol)
 
 
+class Arrays(NamedTuple):
+    """What is an array in a fitted density: programs depend on the shapes of these alone."""
+
+    centre: Array
+    log_weight: Array
+    cluster: Array
+    chol: Array
+
+
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["centre", "log_weight", "cluster", "chol"],
+    data_fields=[*Arrays._fields],
     meta_fields=["kernel", "independent", "name"],
 )
 @dataclass(frozen=True)
@@ -230,7 +239,7 @@ class KernelMixture:
 
     def log_prob(self, theta: ArrayLike) -> Array:
         """log q at theta, (n, d): (n,)."""
-        return _log_prob(self, jnp.asarray(theta))
+        return _log_prob(self.kernel, self._arrays, jnp.asarray(theta))
 
     def draw(self, key: Array, n: int, independent: bool | None = None) -> Draws:
         """n draws and their log-density, sorted by cluster.
@@ -241,17 +250,14 @@ class KernelMixture:
             independent: pick centres independently (multinomial numbers of draws per centre, as
                 in Algorithm 1) instead of systematically; by default as the density was made.
         """
-        return _draw(self, key, n, self.independent if independent is None else independent)
+        independent = self.independent if independent is None else independent
+        return _draw(self.kernel, self._arrays, key, n, independent)
 
     def pack(self) -> dict[str, np.ndarray]:
         """The density as named arrays."""
-        arrays = {k: np.asarray(getattr(self, k)) for k in _ARRAYS}
-        facts = {
-            "rule": "kernel",
-            "kernel": self.kernel.name,
-            "independent": self.independent,
-            "name": self.name,
-        }
+        arrays = {k: np.asarray(v) for k, v in self._arrays._asdict().items()}
+        facts = {"rule": "kernel", "kernel": self.kernel.name, "name": self.name}
+        facts |= {"independent": self.independent}
         return arrays | {k: np.asarray(v) for k, v in facts.items()}
 
     @staticmethod
@@ -259,18 +265,19 @@ class KernelMixture:
         """The inverse of `pack`."""
         compact = str(parts["kernel"]) == epanechnikov.name
         return KernelMixture(
-            *(jnp.asarray(parts[k]) for k in _ARRAYS),
+            *(jnp.asarray(parts[k]) for k in Arrays._fields),
             kernel=epanechnikov if compact else gaussian_kernel,
             independent=bool(parts["independent"]),
             name=str(parts["name"]),
         )
 
+    @property
+    def _arrays(self) -> Arrays:
+        return Arrays(self.centre, self.log_weight, self.cluster, self.chol)
 
-_ARRAYS = ("centre", "log_weight", "cluster", "chol")
 
-
-@jax.jit
-def _log_prob(fitted: KernelMixture, theta: Array) -> Array:
+@partial(jax.jit, static_argnums=0)
+def _log_prob(kernel: Shape, fitted: Arrays, theta: Array) -> Array:
     """Whiten by each cluster's bandwidth about the mean of all centres, and sum in blocks."""
     dtype, d = jnp.result_type(fitted.centre, theta), theta.shape[1]
     used = jnp.isfinite(fitted.log_weight)
@@ -280,18 +287,18 @@ def _log_prob(fitted: KernelMixture, theta: Array) -> Array:
     inverse = inverse_of(fitted.chol.astype(dtype))
     cluster = jnp.minimum(fitted.cluster, len(inverse) - 1)
     log_det = jnp.sum(jnp.log(jnp.diagonal(inverse, axis1=1, axis2=2)), axis=1)
-    level = fitted.log_weight + log_det[cluster] + fitted.kernel.log_constant(d)
+    level = fitted.log_weight + log_det[cluster] + kernel.log_constant(d)
     z = place(cluster, spot - middle, jnp.zeros((len(inverse), d), dtype), inverse)
     centres = Centres(z, level.astype(dtype), fitted.cluster, jnp.sum(used))
 
     def whiten(block: Array) -> Array:
         return jax.lax.map(lambda factor: dot(block - middle, factor.T), inverse)
 
-    return log_sum(fitted.kernel, centres, whiten, theta.astype(dtype))
+    return log_sum(kernel, centres, whiten, theta.astype(dtype))
 
 
-@partial(jax.jit, static_argnames=("n", "independent"))
-def _draw(fitted: KernelMixture, key: Array, n: int, independent: bool) -> Draws:
+@partial(jax.jit, static_argnames=("kernel", "n", "independent"))
+def _draw(kernel: Shape, fitted: Arrays, key: Array, n: int, independent: bool) -> Draws:
     """Pick centres by inverting the cumulative weights, add kernels, evaluate."""
     pick, jitter = jax.random.split(key)
     dtype, d = fitted.centre.dtype, fitted.centre.shape[1]
@@ -303,10 +310,10 @@ def _draw(fitted: KernelMixture, key: Array, n: int, independent: bool) -> Draws
         u = (jnp.arange(n) + jax.random.uniform(pick, (), dtype)) / n
     last = jnp.maximum(jnp.sum(jnp.isfinite(fitted.log_weight)) - 1, 0)
     centre = jnp.minimum(jnp.searchsorted(edges, u * edges[-1], side="right"), last)
-    z = fitted.kernel.sample(jitter, (n, d), np.dtype(dtype))
+    z = kernel.sample(jitter, (n, d), np.dtype(dtype))
     shift = jnp.zeros((len(fitted.chol), d), dtype)
     theta = fitted.centre[centre] + place(fitted.cluster[centre], z, shift, fitted.chol)
-    log_q = _log_prob(fitted, theta)
+    log_q = _log_prob(kernel, fitted, theta)
     return Draws(theta, log_q, log_q)
 
 
@@ -342,21 +349,21 @@ class Kernel:
             previous: not needed.
         """
         del log_q, num_draws, previous
-        return _fit(self, key, jnp.asarray(theta), jnp.asarray(log_w))
+        arrays = _fit(self.rule, key, jnp.asarray(theta), jnp.asarray(log_w))
+        name = type(self.rule).__name__
+        return KernelMixture(*arrays, kernel=self.kernel, independent=self.independent, name=name)
 
 
 @partial(jax.jit, static_argnums=0)
-def _fit(density: Kernel, key: Array, theta: Array, log_w: Array) -> KernelMixture:
+def _fit(rule: Rule, key: Array, theta: Array, log_w: Array) -> Arrays:
+    """Kernels by the rule, sorted by cluster, those of zero weight last."""
     used = ~jnp.isneginf(log_w)
     log_weight = jax.nn.log_softmax(log_w).astype(theta.dtype)
     theta = jnp.where(used[:, None], theta, 0)
-    found = density.rule(key, theta, jnp.exp(log_weight), jnp.sum(used))
+    found = rule(key, theta, jnp.exp(log_weight), jnp.sum(used))
     cluster = jnp.where(used, found.cluster, len(found.chol))
     order = jnp.argsort(cluster, stable=True)
-    return KernelMixture(
-        found.centre[order], log_weight[order], cluster[order], found.chol,
-        kernel=density.kernel, independent=density.independent, name=type(density.rule).__name__,
-    )  # fmt: skip
+    return Arrays(found.centre[order], log_weight[order], cluster[order], found.chol)
 
 
 def kernel(
