@@ -36,8 +36,9 @@ types: .venv/.dev .venv/.test ## pyright's rules, from a package that brings its
 docs: .venv/.docs ## the site (in site/), strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/.test ## side-by-side timings
-	$(BIN)/python -m benchmarks
+bench: .venv/.test ## what a move and the hot loops cost here (benchmarks/README.md has the rest)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/move.py
+	$(BIN)/python benchmarks/device.py --small
 
 clean: ## the environment and everything written here
 	rm -rf .venv demo site dist .pytest_cache .ruff_cache .hypothesis
