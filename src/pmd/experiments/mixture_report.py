@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -156,9 +157,11 @@ def words(result: Result) -> str:
 
 {NUM_DATA} rows of x ~ N(a, 2.5²)/2 + N(a + b, 2.5²)/2, drawn at (a, b) = (1, -2) with data seed
 {settings.data_seed}; standard normal priors on a and b. The posterior has two modes. On a grid of
-{settings.points} x {settings.points} points their masses are {result.truth_mass:.4f} (b < 0) and
-{1 - result.truth_mass:.4f}, the log-evidence is {truth.log_normaliser:.3f}, the entropy \
-{truth.entropy:.4f} nats.
+{settings.points} x {settings.points} points:
+
+- masses {result.truth_mass:.4f} (b < 0) and {1 - result.truth_mass:.4f},
+- log-evidence {truth.log_normaliser:.3f},
+- entropy {truth.entropy:.4f} nats.
 
 ![True posterior, estimate, total variation, cross entropy](mixture.png)
 
@@ -168,7 +171,7 @@ def words(result: Result) -> str:
 {rule}
 {body}
 
-{LEGEND}
+{fill(LEGEND, 98)}
 
 What was run, each with {settings.num_particles} particles at the end:
 
