@@ -308,7 +308,9 @@ def test_particles_of_zero_weight_do_no_harm() -> None:
 BAD = {
     "quantile above one": (lambda p: p.quantile(95), InputError, "q takes probabilities"),
     "quantile nan": (lambda p: p.quantile([0.1, np.nan]), InputError, "q takes probabilities"),
+    "quantile text": (lambda p: p.quantile("median"), InputTypeError, "q takes probabilities"),
     "hdi of everything": (lambda p: p.hdi(1.0), InputError, "between 0 and 1"),
+    "two hdis": (lambda p: p.hdi([0.5, 0.9]), InputError, "one number between 0 and 1"),
     "negative n": (lambda p: p.sample(-1), InputError, "n must not be negative"),
     "broken n": (lambda p: p.sample(2.5), InputTypeError, "whole number"),
     "key": (lambda p: p.sample(5, seed=jax.random.key(0)), InputTypeError, "not a key"),

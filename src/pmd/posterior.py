@@ -168,9 +168,9 @@ class Posterior:
 
     def hdi(self, prob: float = 0.94, *, using: str | None = None) -> PyTree:
         """The shortest interval of probability `prob`: leading axis (lower, upper)."""
-        level = float(probabilities("prob", prob))
-        if not 0 < level < 1:
-            raise InputError(f"prob must lie between 0 and 1, such as 0.94; got {prob}")
+        level = probabilities("prob", prob)
+        if level.ndim or not 0 < level < 1:
+            raise InputError(f"prob must be one number between 0 and 1, such as 0.94; got {prob}")
         lower = np.linspace(0, 1 - level, 501)
         ends = self.cloud.quantiles(np.concatenate([lower, lower + level]), using)
         ends = ends.reshape(2, len(lower), -1)
@@ -336,7 +336,10 @@ PARTS = tuple(name for name in signature(Posterior.__init__).parameters if name 
 
 def probabilities(name: str, q: ArrayLike) -> np.ndarray:
     """Probabilities as an array, or an error that names the argument."""
-    levels = np.asarray(q, dtype=float)
+    try:
+        levels = np.asarray(q, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} takes probabilities from 0 to 1, not {q!r}") from error
     if not ((levels >= 0) & (levels <= 1)).all():
         raise InputError(f"{name} takes probabilities from 0 to 1, not {q!r}")
     return levels
