@@ -39,15 +39,13 @@ COLUMNS = (
     ("mass off", "mode_mass_error", 4),
     ("rows", "visited", 0),
     ("evals", "evaluations", 0),
-    ("s", "seconds", 1),
 )
 """Heading, column of the rows, decimals (of numbers under ten)."""
 
 LEGEND = (
     "TV: total variation to the true posterior. KL: of the truth from the estimate, in nats (the "
     "cross entropy less the truth's own entropy). Mass off: error of the mass of one mode. Rows: "
-    "visited by steps. Evals: likelihood evaluations, particles times rows over N, checks "
-    "included. s: seconds of the longest runs, after the shorter ones that compiled their parts."
+    "visited by steps. Evals: likelihood evaluations, particles times rows over N, with checks."
 )
 
 
