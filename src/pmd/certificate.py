@@ -20,6 +20,9 @@ LEAST_CREDIT = 0.1
 # fits and audits look their best (bananas and mixtures at 50 to 200 particles: tails and modes
 # lost, k below .3): so many effective particles are asked for, and for every cluster seen.
 LEAST_ESS, CLUSTER_ESS = 80.0, 40.0
+# A fit with a larger error than this, per square root of a dimension, should not have been kept:
+# `exact="auto"` checks from .1 on and walks from .5, unless a budget of evaluations forbids it.
+KEPT_TRUST = 0.5
 SHARE_TRUST = 0.05  # weights that rest on a smaller share of the particles are no good judges
 # Errors left in log q, in nats and per square root of a dimension: where such an error is linear,
 # its sd in nats is the shift of the mean in whitened posterior sds.
@@ -108,7 +111,9 @@ class Certificate:
     - "trust" needs a last step on all rows, taken whole. Without one, what is left in log q
       (minibatch noise and the error of the last fit) may be .03 sqrt(d) nats for "trust" and
       .1 sqrt(d) for "means only"; no fit may have gone unmeasured and no step been guarded.
-    - Every poor fit was checked against the exact iterate, or an independent second run agrees.
+    - Every poor fit was checked against the exact iterate, no fit with an error above .5 sqrt(d)
+      nats was kept (a budget of evaluations may not pay for the checks), or an independent second
+      run agrees.
       More than one component and `exact="never"`: "do not trust" until one does.
     - `exact="never"` and fits whose errors nobody measured: not more than "means only".
     - A second run that disagrees: "do not trust".
@@ -284,6 +289,11 @@ class Certificate:
             return 1, (
                 f"{count(self.unchecked_poor_fits, 'poor fit')} went unchecked: mass may be lost "
                 "until an independent second run agrees (certify)."
+            )
+        if self.worst_kept_error > KEPT_TRUST * math.sqrt(self.dimension):
+            return 1, (
+                f"A fit with an error of {self.worst_kept_error:.2g} nats was kept on the way: mass "
+                "may be lost until an independent second run agrees (certify)."
             )
         return 0, "No poor fit went unchecked."
 
