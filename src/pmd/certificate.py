@@ -292,8 +292,8 @@ class Certificate:
             )
         if self.worst_kept_error > KEPT_TRUST * math.sqrt(self.dimension):
             return 1, (
-                f"A fit with an error of {self.worst_kept_error:.2g} nats was kept on the way: mass "
-                "may be lost until an independent second run agrees (certify)."
+                f"A fit with an error of {self.worst_kept_error:.2g} nats was kept on the way: "
+                "mass may be lost until an independent second run agrees (certify)."
             )
         return 0, "No poor fit went unchecked."
 
