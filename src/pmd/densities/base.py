@@ -1,7 +1,5 @@
 """The base of a regression: one Gaussian, a mixture of them, or a mixture sharpened by log q."""
 
-from functools import partial
-
 import jax
 import numpy as np
 from jax import Array
@@ -10,7 +8,7 @@ from scipy.special import logsumexp
 
 from pmd.densities import mixture, ridge
 from pmd.densities.mixture import Mixture
-from pmd.densities.surrogate import Regressed, component_log_prob
+from pmd.densities.surrogate import Regressed, component_log_prob, mapped
 from pmd.densities.whitened import Cloud
 
 
@@ -23,10 +21,8 @@ def carried(previous: Regressed | None, cloud: Cloud) -> Mixture | None:
     """The last mixture in the coordinates of this cloud."""
     if previous is None:
         return None
-    to_z = partial(solve_triangular, cloud.chol, lower=True)
-    mean = previous.mean + previous.mix.mean @ previous.chol.T
-    chol = np.stack([to_z(previous.chol @ c) for c in np.asarray(previous.mix.chol)])
-    return Mixture._make((np.asarray(previous.mix.log_pi), to_z((mean - cloud.mean).T).T, chol))
+    old, new = previous.coordinates, cloud.coordinates
+    return mapped(previous.mix, new.inverse @ (old.mean - new.mean), new.inverse @ old.root)
 
 
 def fit_base(key: Array, cloud: Cloud, start: Mixture | None) -> Mixture:

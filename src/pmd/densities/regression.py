@@ -11,7 +11,7 @@ Acerbi (2018), VBMC, a surrogate of the log-joint. Here PMD regresses its own it
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -104,7 +104,7 @@ def hold_out(cloud: Cloud, rng: np.random.Generator) -> Split:
     """A random split; half of the judges' weight is the posterior's, half is even near the top."""
     kept, p = rng.permutation(cloud.kept), cloud.coefficients
     share, most = (0.1, max(2250, 2.7 * p)) if cloud.big else (0.2, max(720, 3.2 * p))
-    size = int(min((1 - share) * len(kept), most))
+    size = max(1, int(min((1 - share) * len(kept), most)))
     train, hold = kept[:size], kept[size : size + 512]
     near = (-cloud.log_q[hold] < cloud.core).astype(float)
     parts = [v / v.sum() for v in (cloud.weight[hold], near) if v.sum() > 0]
@@ -145,11 +145,11 @@ def attempt(
 
 def candidates(
     key: Array, cloud: Cloud, rng: np.random.Generator, start: Mixture | None, last: str
-) -> Iterator[tuple[Trial, Mixture]]:
+) -> Iterator[tuple[Trial, Iterator[Mixture]]]:
     """Bases with regressions, best held-out error first, and mixtures to begin drawing from.
 
-    One Gaussian first: only where no regression on top of it does, the particles are clustered.
-    Last of all comes the mixture alone.
+    One Gaussian first: only where no regression on top of it does, or draws from it weigh badly,
+    the particles are clustered. Last of all comes the mixture alone.
     """
     split, d = hold_out(cloud, rng), cloud.z.shape[1]
     one, log_one = standard(d), -0.5 * (cloud.z**2).sum(1) - 0.5 * d * np.log(2 * np.pi)
@@ -157,18 +157,25 @@ def candidates(
     trials, good = attempt(cloud, split, one, log_one, order), GOOD * np.sqrt(d)
     nearby = gaussian(surrogate_of(trials[0])) if trials[0].error < good else None
     first = nearby or start or one
+    clustered = cache(lambda: fit_base(key, cloud, start))
     trials.sort(key=lambda t: t.error)
     while trials and trials[0].error < good:
-        yield trials.pop(0), first
-    mix = fit_base(key, cloud, start)
+        yield trials.pop(0), lazily(first, clustered)
+    mix = clustered()
     log_mix = log_mixture(mix, cloud.z)
     bare = spread((cloud.log_q - log_mix)[split.hold], split.weight)
     if mixture.num_components(mix) > 1:
         trials += local_trials(cloud, split, mix, log_mix, bare)
     for trial in sorted((t for t in trials if t.error <= bare), key=lambda t: t.error):
-        yield trial, trial.base if trial.name.startswith("sharp") else mix
-    level = cloud.log_mass - cloud.top - float(np.log(np.diag(cloud.chol)).sum())
-    yield Trial(bare, "mixture", mix, log_mix, no_residual, ridge.zero(d), level), mix
+        yield trial, iter([trial.base if trial.name.startswith("sharp") else mix])
+    level = cloud.log_mass - cloud.top - cloud.coordinates.log_det
+    yield Trial(bare, "mixture", mix, log_mix, no_residual, ridge.zero(d), level), iter([mix])
+
+
+def lazily(first: Mixture, then: Callable[[], Mixture]) -> Iterator[Mixture]:
+    """One mixture, and another that is only made when it is asked for."""
+    yield first
+    yield then()
 
 
 def local_trials(
@@ -232,25 +239,28 @@ _widen = jax.jit(mixture.widen, static_argnums=(1, 2))
 
 
 def draw_from(
-    key: Array, surrogate: Surrogate, mix: Mixture, rule: "Regression", n: int
+    key: Array, surrogate: Surrogate, starts: Iterator[Mixture], rule: "Regression", n: int
 ) -> Proposal:
-    """Draws from a mixture a little wider than s, fitted anew to s while they weigh badly."""
-    mix = gaussian(surrogate) or mix
-    mean, chol = np.zeros(mix.mean.shape[1]), np.eye(mix.mean.shape[1])
-    if len(mix.log_pi) == 1:
-        mean, chol = mix.mean[0], mix.chol[0]
-    best: Proposal | None = None
-    for again, enough in zip(jax.random.split(key, 4), (0.7, 0.5, 0.5, 0), strict=True):
+    """Draws from a mixture a little wider than s; others, fitted to s, where they weigh badly."""
+    alone = gaussian(surrogate)
+    starts = starts if alone is None else iter([alone])
+    tries: list[Proposal] = []
+    for again in jax.random.split(key, 5):
+        mix = next(starts, None)
+        if mix is None:
+            last = tries[-1]
+            w, mean, chol = summary(last.z, last.log_s - last.log_f)
+            mix = jax.tree.map(np.asarray, mixture.clusters(again, last.z, w, start=last.mix))
+        elif len(mix.log_pi) == 1:
+            mean, chol = mix.mean[0], mix.chol[0]
+        else:
+            mean, chol = np.zeros(mix.mean.shape[1]), np.eye(mix.mean.shape[1])
         wide = _widen(few_sizes(mix), rule.spread, rule.wide, mean, chol)
         z, log_f, log_s = propose(surrogate, wide, n, seed_of(again))
-        now = Proposal(mix, wide, z, log_f, log_s, ess(log_s - log_f) / n)
-        best = now if best is None or now.ess > best.ess else best
-        if now.ess > enough:
+        tries.append(Proposal(mix, wide, z, log_f, log_s, ess(log_s - log_f) / n))
+        if tries[-1].ess > (0.5 if len(tries) > 1 else 0.7):
             break
-        w, mean, chol = summary(z, log_s - log_f)
-        mix = jax.tree.map(np.asarray, mixture.clusters(again, z, w, start=mix))
-    assert best is not None
-    return best
+    return max(tries, key=lambda t: t.ess)
 
 
 # ---------------------------------------------------------------- the rule
@@ -295,22 +305,22 @@ class Regression:
             rng = np.random.default_rng(seed_of(key))
             cloud = whiten(theta, log_q, log_w)
             start, last = carried(previous, cloud), getattr(previous, "name", "poly4+rbf1.5")
-            log_det = float(np.log(np.diag(cloud.chol)).sum())
+            log_det = cloud.coordinates.log_det
             refused = -1
-            for trial, mix in candidates(first, cloud, rng, start, last):
+            for trial, starts in candidates(first, cloud, rng, start, last):
                 if trial.error > give_up and trial.name != "mixture":
                     continue
                 refused += 1
                 surrogate = finish(trial, cloud, rng)
-                proposal = draw_from(second, surrogate, mix, self, num_draws)
+                proposal = draw_from(second, surrogate, starts, self, num_draws)
                 mass = log_mean_exp(proposal.log_s - proposal.log_f)
-                gain = mass + log_det + cloud.top - cloud.log_mass
+                gain = float(mass + log_det + cloud.top - cloud.log_mass)
                 sound = gaussian(surrogate) is not None
                 if sound or (gain < self.most_gain and proposal.ess > 0.02):
                     break
             host = partial(jax.tree.map, np.asarray)
             fitted = Regressed(
-                host(surrogate), host(proposal.wide), proposal.mix, cloud.mean, cloud.chol,
+                host(surrogate), host(proposal.wide), proposal.mix, cloud.coordinates,
                 log_normaliser=mass, name=trial.name, error=trial.error,
                 num_components=mixture.num_components(proposal.mix), refused=refused,
                 ess=proposal.ess, gain=gain,

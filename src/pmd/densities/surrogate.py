@@ -1,6 +1,6 @@
 """What a regression leaves behind: a log-density that can be evaluated, and a mixture to draw from.
 
-Everything is computed in whitened coordinates z = chol^-1 (theta - mean) and in float64, whatever
+Everything is computed in whitened coordinates z, theta = mean + root z, and in float64, whatever
 the caller's precision; arrays are kept as NumPy arrays, so that nothing of it leaks.
 """
 
@@ -13,12 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from scipy.linalg import solve_triangular
 
 from pmd.densities import mixture, ridge
 from pmd.densities.mixture import Draws, Mixture
 
 BLOCK = 512
+
+
+class Coordinates(NamedTuple):
+    """theta = mean + root z, with the inverse of root."""
+
+    mean: np.ndarray
+    root: np.ndarray
+    inverse: np.ndarray
+
+    @property
+    def log_det(self) -> float:
+        """log |det root|: log-densities of z less this are those of theta."""
+        return float(np.linalg.slogdet(self.root)[1])
 
 
 class Surrogate(NamedTuple):
@@ -65,6 +77,14 @@ def few_sizes(mix: Mixture) -> Mixture:
     again = np.concatenate([np.arange(len(log_pi)), np.zeros(more, int)])
     log_pi = np.concatenate([log_pi, np.full(more, -np.inf)])
     return Mixture._make((log_pi, mean[again], chol[again]))
+
+
+def mapped(mix: Mixture, mean: np.ndarray, root: np.ndarray) -> Mixture:
+    """The mixture of mean + root z, for z of a mixture."""
+    r = np.linalg.qr(np.swapaxes(root @ np.asarray(mix.chol), 1, 2), mode="r")
+    sign = np.sign(np.diagonal(r, axis1=1, axis2=2))
+    chol = np.swapaxes(r, 1, 2) * np.where(sign == 0, 1.0, sign)[:, None]
+    return Mixture._make((np.asarray(mix.log_pi), mean + np.asarray(mix.mean) @ root.T, chol))
 
 
 def in_blocks(function: Callable[..., Any], fixed: Any, *rows: np.ndarray) -> Any:
@@ -134,8 +154,7 @@ class Regressed:
         surrogate: s, up to its normaliser, in whitened coordinates.
         drawn: f in whitened coordinates.
         mix: the mixture that f widens; where the next fit starts.
-        mean: theta = mean + chol z.
-        chol: lower Cholesky factor.
+        coordinates: theta = mean + root z.
         log_normaliser: log of the integral of exp s, by importance draws from f.
         name: what was fitted.
         error: standard deviation of log q - s over particles held out, in nats.
@@ -149,8 +168,7 @@ class Regressed:
     surrogate: Surrogate = field(repr=False)
     drawn: Mixture = field(repr=False)
     mix: Mixture = field(repr=False)
-    mean: np.ndarray = field(repr=False)
-    chol: np.ndarray = field(repr=False)
+    coordinates: Coordinates = field(repr=False)
     log_normaliser: float
     name: str
     error: float
@@ -164,12 +182,12 @@ class Regressed:
         """Normalised log-density log q at theta (n, d): (n,), float64."""
         with jax.enable_x64(True):
             value = log_density(self.surrogate, self._whiten(theta))
-        return value - self.log_normaliser - self._log_det
+        return value - self.log_normaliser - self.coordinates.log_det
 
     def log_proposal(self, theta: ArrayLike) -> np.ndarray:
         """log f, what draws come from, at theta (n, d): (n,), float64."""
         with jax.enable_x64(True):
-            return log_mixture(self.drawn, self._whiten(theta)) - self._log_det
+            return log_mixture(self.drawn, self._whiten(theta)) - self.coordinates.log_det
 
     def log_prob_traced(self, theta: Array) -> Array:
         """`log_prob` for use inside traced functions, for (n, d) or (d,), in theta's own dtype.
@@ -190,8 +208,7 @@ class Regressed:
     @property
     def proposal(self) -> Mixture:
         """f as a mixture of theta, in float64."""
-        mean = self.mean + np.asarray(self.drawn.mean) @ self.chol.T
-        return Mixture._make((self.drawn.log_pi, mean, self.chol @ np.asarray(self.drawn.chol)))
+        return mapped(self.drawn, self.coordinates.mean, self.coordinates.root)
 
     def draw(self, key: Array, n: int) -> Draws:
         """n draws from f, scrambled Sobol, with log f and the normalised log q at them."""
@@ -206,7 +223,7 @@ class Regressed:
 
     def pack(self) -> dict[str, np.ndarray]:
         """Everything but the draws as named arrays."""
-        parts: dict[str, Any] = {"rule": "regression", "mean": self.mean, "chol": self.chol}
+        parts: dict[str, Any] = {"rule": "regression", **_flat(self.coordinates)}
         for name in ("base", "residual"):
             for key, value in _flat(getattr(self.surrogate, name)).items():
                 parts[f"{name}_{key}"] = value
@@ -229,34 +246,32 @@ class Regressed:
         limits = (float(parts[k]) for k in ("shift", "low", "high"))
         surrogate = Surrogate(take(Mixture, "base"), residual, *limits)
         scalars = {k: parts[k].item() for k in _SCALARS}
-        arrays = (take(Mixture, "drawn"), take(Mixture, "mix"), parts["mean"], parts["chol"])
-        return Regressed(surrogate, *arrays, **scalars)
-
-    @property
-    def _log_det(self) -> float:
-        return float(np.log(np.diag(self.chol)).sum())
-
-    @property
-    def _whitening(self) -> np.ndarray:
-        return solve_triangular(self.chol, np.eye(len(self.mean)), lower=True)
+        coordinates = Coordinates(*(parts[k] for k in Coordinates._fields))
+        mixes = take(Mixture, "drawn"), take(Mixture, "mix")
+        return Regressed(surrogate, *mixes, coordinates, **scalars)
 
     def _whiten(self, theta: ArrayLike) -> np.ndarray:
-        return (np.asarray(theta, np.float64) - self.mean) @ self._whitening.T
+        mean, _, inverse = self.coordinates
+        return (np.asarray(theta, np.float64) - mean) @ inverse.T
 
     def _whiten_traced(self, theta: Array) -> Array:
-        wide = jnp.asarray(theta, jnp.float64).reshape(-1, len(self.mean))
-        return (wide - self.mean) @ jnp.asarray(self._whitening.T)
+        mean, _, inverse = self.coordinates
+        wide = jnp.asarray(theta, jnp.float64).reshape(-1, len(mean))
+        return (wide - mean) @ jnp.asarray(inverse.T)
 
     def _like(self, value: Array, theta: Array) -> Array:
-        return (value - self._log_det).astype(theta.dtype).reshape(theta.shape[:-1])
+        value = value - self.coordinates.log_det
+        return value.astype(theta.dtype).reshape(theta.shape[:-1])
 
     def with_draws(self, z: np.ndarray, log_f: np.ndarray, log_s: np.ndarray) -> "Regressed":
         """The same density with these as its `draws`."""
         return replace(self, draws=self._coloured(z, log_f, log_s))
 
     def _coloured(self, z: np.ndarray, log_f: np.ndarray, log_s: np.ndarray) -> Draws:
-        log_q = log_s - self.log_normaliser - self._log_det
-        return Draws._make((self.mean + z @ self.chol.T, log_f - self._log_det, log_q))
+        mean, root, _ = self.coordinates
+        log_det = self.coordinates.log_det
+        log_q = log_s - self.log_normaliser - log_det
+        return Draws._make((mean + z @ root.T, log_f - log_det, log_q))
 
 
 _SCALARS = (

@@ -11,7 +11,7 @@ from scipy.special import chdtri
 
 from pmd import weights
 from pmd.densities import mixture
-from pmd.densities.surrogate import log_mean_exp
+from pmd.densities.surrogate import Coordinates, log_mean_exp
 from pmd.errors import NotFiniteError
 
 MANY = 500  # coefficients of a quadratic beyond which only quadratics are tried
@@ -26,8 +26,7 @@ class Cloud(NamedTuple):
     z: np.ndarray  # (n, d)
     log_q: np.ndarray  # (n,), 0 at the top
     weight: np.ndarray  # (n,), flattened
-    mean: np.ndarray
-    chol: np.ndarray
+    coordinates: Coordinates
     top: float  # what was taken off log q
     log_mass: float  # log of the particles' mean weight
     core: float  # depth down to which the fit has to be right
@@ -61,6 +60,26 @@ def summary(x: np.ndarray, log_w: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     return np.asarray(w)[:n], np.asarray(mean), np.asarray(chol)
 
 
+def coordinates_of(x: np.ndarray, log_w: np.ndarray) -> tuple[np.ndarray, np.ndarray, Coordinates]:
+    """Flattened weights, whitened particles, and their coordinates.
+
+    These depend on the particles alone, not on the coordinates they come in: axes are those of
+    the fourth moments E |z|^2 z z', pointing along the third.
+    """
+    d = x.shape[1]
+    w, mean, chol = summary(x, log_w)
+    inverse = solve_triangular(chol, np.eye(d), lower=True)
+    # Once more, where the floor of the first covariance is next to nothing: nearly collinear
+    # coordinates are whitened, too.
+    _, second, correction = summary((x - mean) @ inverse.T, log_w)
+    mean, root = mean + chol @ second, chol @ correction
+    inverse = solve_triangular(correction, inverse, lower=True)
+    z = (x - mean) @ inverse.T
+    axes = np.linalg.eigh((z * (w * (z**2).sum(1))[:, None]).T @ z)[1]
+    axes = axes * np.where(w @ (z @ axes) ** 3 < 0, -1.0, 1.0)
+    return w, z @ axes, Coordinates(mean, root @ axes, axes.T @ inverse)
+
+
 def whiten(theta: ArrayLike, log_q: ArrayLike, log_w: ArrayLike) -> Cloud:
     """Sort and whiten the particles; those of zero density count as mass, and for nothing else."""
     x, log_q, log_w = (np.asarray(a, np.float64) for a in (theta, log_q, log_w))
@@ -71,10 +90,9 @@ def whiten(theta: ArrayLike, log_q: ArrayLike, log_w: ArrayLike) -> Cloud:
     live = live[np.argsort(-log_q[live], kind="stable")]
     x, log_q, log_w = x[live], log_q[live], log_w[live]
     n, d = x.shape
-    w, mean, chol = summary(x, log_w)
-    z = solve_triangular(chol, (x - mean).T, lower=True, check_finite=False).T
+    w, z, coordinates = coordinates_of(x, log_w)
     top, depth, p = log_q[0], log_q[0] - log_q, (d + 1) * (d + 2) // 2
     core = max(0.5 * chdtri(d, 1e-3), depth[min(int(0.75 * n), 2 * p)])
     limit = max(4 * core, depth[min(n - 1, 4 * p)])
     kept = int(np.searchsorted(depth, limit, side="right"))
-    return Cloud(z, -depth, w, mean, chol, top, log_mass, core, kept)
+    return Cloud(z, -depth, w, coordinates, top, log_mass, core, kept)
