@@ -48,13 +48,16 @@ def test_the_package_is_typed() -> None:
     assert (ROOT / "src/pmd/py.typed").is_file()
 
 
-def test_import_costs_little_beyond_jax() -> None:
-    """At most .3 s, names used included; the best of a few, since the machine has other work."""
-    code = (
-        "import time, jax; start = time.perf_counter(); import pmd; "
-        "pmd.fit, pmd.Problem, pmd.Posterior; print(time.perf_counter() - start)"
-    )
-    assert min(float(python(code)) for _ in range(4)) <= 0.3
+@pytest.mark.parametrize(
+    ("clock", "then", "seconds"),
+    [("perf_counter", "", 0.3), ("process_time", "pmd.fit, pmd.Problem, pmd.load", 0.5)],
+    ids=["import", "everything behind it"],
+)
+def test_import_costs_little_beyond_jax(clock: str, then: str, seconds: float) -> None:
+    """The best of a few, since the machine has other work; what is loaded at need, in CPU time."""
+    code = f"import time, jax; start = time.{clock}(); import pmd; {then}\n"
+    code += f"print(time.{clock}() - start)"
+    assert min(float(python(code)) for _ in range(4)) <= seconds
 
 
 def test_import_leaves_slow_modules_alone() -> None:
