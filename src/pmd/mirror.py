@@ -49,6 +49,7 @@ class State(NamedTuple):
     log_evidence: Array  # log of the integral of the unnormalised iterate
     visited: Array  # rows visited
     t: Array  # steps taken
+    exact: Array  # whether log_q at the particles is the exact iterate, not what a fit says of it
 
 
 class Info(NamedTuple):
@@ -106,13 +107,18 @@ def initial(flat: Flat, key: Array, count: Array, capacity: int, num_rows: int) 
         log_evidence=jnp.zeros((), kind),
         visited=jnp.zeros((), jnp.int32),
         t=jnp.zeros((), jnp.int32),
+        exact=jnp.ones((), bool),
     )
 
 
 def relocate(
-    state: State, theta: Array, log_q: Array, log_p0: Array, log_prior: Array, count: Array
-) -> State:
-    """New particles, `count` of them in use, for the same density; log_q is normalised by them."""
+    state: State, theta: Array, log_q: Array, log_p0: Array, log_prior: Array, count: Array,
+    exact: bool = False,
+) -> State:  # fmt: skip
+    """New particles, `count` of them in use, for the same density; log_q is normalised by them.
+
+    `exact` says that log_q was evaluated, not taken from a fit.
+    """
     live = jnp.arange(len(theta)) < count
     log_q = jnp.where(live, log_q, -jnp.inf)
     log_p0 = jnp.where(live, log_p0, 0.0)
@@ -124,6 +130,7 @@ def relocate(
         log_prior=jnp.where(live, log_prior, 0.0),
         count=count,
         reference=theta[jnp.argmax(log_q)],
+        exact=jnp.asarray(exact),
     )
 
 
@@ -159,6 +166,7 @@ def advance(state: State, sums: Sums, weight: Array, g: Array, floor: Array) -> 
         start_weight=(1 - h) * state.start_weight,
         log_evidence=(1 - h) * state.log_evidence + log_z + (reference + rest),
         t=state.t + 1,
+        exact=state.exact | (h >= 1),
     )
     fine = (sums.bad == 0) & jnp.isfinite(log_z)
     new = jax.tree.map(lambda a, b: a if a is b else jnp.where(fine, a, b), new, state)
@@ -199,9 +207,7 @@ def step_window(
     weight = num_data / size.astype(state.log_q.dtype)
     one = jnp.ones((), state.log_q.dtype)
     fetch, num = window(rows, order, start, size, one, blocks.rows)
-    sums = sum_rows(
-        flat, state.theta, state.count, state.reference, fetch, num, blocks.particles
-    )
+    sums = sum_rows(flat, state.theta, state.count, state.reference, fetch, num, blocks.particles)
     state, info = advance(state, sums, weight, g, floor)
     state = decay(state, info.step_size)
     added = info.step_size * weight / state.scale
@@ -234,9 +240,7 @@ def step_batch(
         return take(batch.rows, offset), chosen.astype(kind)
 
     num = jnp.asarray(-(-length // block), jnp.int32)
-    sums = sum_rows(
-        flat, state.theta, state.count, state.reference, fetch, num, blocks.particles
-    )
+    sums = sum_rows(flat, state.theta, state.count, state.reference, fetch, num, blocks.particles)
     state, info = advance(state, sums, weight, g, floor)
     state = decay(state, info.step_size)
     added = jnp.where(batch.mask, info.step_size * weight / state.scale, 0.0)
@@ -302,7 +306,5 @@ def stretch(
         poor = (info.ess < level) | (info.step_size < g * (1 - 1e-6)) | (info.bad > 0)
         return state, infos, t + 1, poor
 
-    state, infos, t, _ = jax.lax.while_loop(
-        going, body, (state, empty, first, jnp.zeros((), bool))
-    )
+    state, infos, t, _ = jax.lax.while_loop(going, body, (state, empty, first, jnp.zeros((), bool)))
     return state, infos, t

@@ -98,6 +98,7 @@ def place(
     log_q: np.ndarray,
     log_p0: np.ndarray,
     log_prior: np.ndarray | None = None,
+    exact: bool = False,
 ) -> State:
     """A state with the given particles, padded to the capacity of the one before."""
     capacity, kind = len(state.theta), state.theta.dtype
@@ -110,7 +111,7 @@ def place(
     )
     q = jnp.asarray(padded(np.asarray(log_q, kind), capacity, -np.inf))
     p0 = jnp.asarray(padded(np.asarray(log_p0, kind), capacity, 0.0))
-    return relocate(state, points, q, p0, prior, count)
+    return relocate(state, points, q, p0, prior, count, exact)
 
 
 @dataclass
@@ -252,7 +253,7 @@ class Mover:
         prior = np.asarray(state.log_prior)[: len(theta)]
         if np.isfinite(exact).any():
             shift = np.max(exact) - np.max(log_q)
-            state = place(self.flat, state, theta, exact - shift, log_p0, prior)
+            state = place(self.flat, state, theta, exact - shift, log_p0, prior, exact=True)
         return state, "reweigh", audit, spent, None
 
     def evaluate(self, it: Any, rows: PyTree, theta: np.ndarray, capacity: int) -> np.ndarray:
@@ -275,7 +276,8 @@ class Mover:
         theta, log_q = np.asarray(end.theta), np.asarray(end.log_q - end.offset, np.float64)
         # A particle that began where log q is -inf and found no way out has no weight.
         log_p0 = np.where(np.isfinite(log_q), log_q, 0.0)
-        state = place(self.flat, state, theta, log_q, log_p0, np.asarray(log_prior))
+        prior = np.asarray(log_prior)
+        state = place(self.flat, state, theta, log_q, log_p0, prior, exact=True)
         price = self.price(state, it)
         seconds = time.perf_counter() - began
         spent = count * price * (1 + int(end.sweeps))

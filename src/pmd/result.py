@@ -79,9 +79,10 @@ def last_weights(run: Run, evidence: float) -> Weighted:
 
 
 def posterior_of_state(algorithm: MirrorDescent, state: State, seed: int = 0) -> Posterior:
-    """The posterior at a state of one's own loop; whether it is exact is read off the row weights."""
+    """The posterior at a state of one's own loop; exact if all rows count once, and no fit does."""
     weights = np.asarray(state.scale * state.row_weights, np.float64)
-    exact_last = bool(np.abs(weights - 1).max() < 1e-5 and float(state.start_weight) == 0)
+    whole = np.abs(weights - 1).max() < 1e-5 and float(state.start_weight) == 0
+    exact_last = bool(whole and state.exact)
     count = int(state.count)
     record = Record([], [], float("nan"), {"plan": f"{count} particles, {int(state.t)} steps"})
     theta, log_q, log_w = live(state)
