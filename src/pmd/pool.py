@@ -21,7 +21,7 @@ from pmd.moves import Mover, padded
 PyTree = Any
 
 WALKERS = 0.25  # of an effective draw: what a particle that walked counts for in a fit
-ENOUGH_ESS, ENOUGH_K = 0.2, 0.45  # effective share and Pareto k at which no more is drawn
+SHARE, ENOUGH, TAIL = 0.4, 2.0, 0.45  # share, or number over m, and k that are good enough
 LEAST_ESS = 50.0  # under which the draws are judged useless
 
 
@@ -93,13 +93,11 @@ class Pool:
             return 0.0
         return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
 
-    @property
-    def good(self) -> bool:
-        """Whether the weights need no more draws."""
-        if len(self) == 0:
+    def good(self, num_particles: int) -> bool:
+        """Whether the weights need no more draws: most of them count, or there are plenty."""
+        if len(self) == 0 or self.ess < min(SHARE * len(self), ENOUGH * num_particles):
             return False
-        k, _ = pareto_k(self.log_weights)
-        return self.ess >= ENOUGH_ESS * len(self) and k < ENOUGH_K
+        return pareto_k(self.log_weights)[0] < TAIL
 
     def values(
         self, walkers: tuple[np.ndarray, np.ndarray] | None

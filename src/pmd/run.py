@@ -29,7 +29,8 @@ SUBSTEPS = 3  # times that what the guard refused of a step is taken up again, o
 EXTRA = 10  # full steps beyond the plan until one is taken whole
 STARTING = 4  # times as many particles at the start
 HIGH_GUARD, FULL_GUARD = 0.3, 0.1  # of the particles, while fits are poor
-ROUNDS = 10  # of draws that are pooled in the end, at most
+ROUNDS = 20  # of draws that are pooled in the end, at most
+DRAWN = 4  # times as many draws to shape the proposal by as are weighed
 HOPELESS = 0.02  # effective share of the pooled draws under which particles walk first
 CHECK_SECONDS = 64  # steps between two looks at the clock
 
@@ -338,7 +339,7 @@ class Run:
         assert self.last_move is not None
         previous = self.last_move.density
         for k in range(ROUNDS):
-            if self.pool.good or not self.budget.pays(m, self.evaluations):
+            if self.pool.good(m) or not self.budget.pays(m, self.evaluations):
                 return
             hopeless = k > 1 and walkers is None and self.pool.ess < HOPELESS * m
             if (
@@ -352,7 +353,10 @@ class Run:
             began = time.perf_counter()
             with self.clock("move"):
                 values = self.pool.values(walkers)
-                previous = density.fit(self.next_key(), *values, num_draws=m, previous=previous)
+                # Draws that shape the proposal are of the fit: they cost no evaluations.
+                previous = density.fit(
+                    self.next_key(), *values, num_draws=DRAWN * m, previous=previous
+                )
                 draws = previous.draw(self.next_key(), m)
                 self.pool.add(draws.theta, self.joint(np.asarray(draws.theta)), previous)
             seconds = time.perf_counter() - began
