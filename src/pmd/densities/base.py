@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 from jax import Array
-from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from pmd.densities import mixture, ridge
@@ -40,7 +39,7 @@ def sharpen(mix: Mixture, cloud: Cloud, rows: np.ndarray) -> Mixture | None:
         mine = (parts.argmax(1) == k) & (depth < 3 * cloud.core)
         if mine.sum() < 1.3 * cloud.coefficients:
             continue
-        local = solve_triangular(chol, (z - mean).T, lower=True).T
+        local = (z - mean) @ np.linalg.inv(chol).T
         y = -depth - parts[:, k] + mix.log_pi[k]
         shift = np.median(y[mine])
         below = np.maximum(depth - depth[mine].min() - cloud.core, 0)

@@ -241,12 +241,15 @@ _widen = jax.jit(mixture.widen, static_argnums=(1, 2))
 def draw_from(
     key: Array, surrogate: Surrogate, starts: Iterator[Mixture], rule: "Regression", n: int
 ) -> Proposal:
-    """Draws from a mixture a little wider than s; others, fitted to s, where they weigh badly."""
+    """Draws from a mixture a little wider than s; others, fitted to s, where they weigh badly.
+
+    The particles' own mixture comes in between where the draws are too few to show what s is like.
+    """
     alone = gaussian(surrogate)
     starts = starts if alone is None else iter([alone])
     tries: list[Proposal] = []
     for again in jax.random.split(key, 5):
-        mix = next(starts, None)
+        mix = next(starts, None) if not tries or tries[-1].ess < 0.3 else None
         if mix is None:
             last = tries[-1]
             w, mean, chol = summary(last.z, last.log_s - last.log_f)

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from scipy.linalg import solve_triangular
 from scipy.special import chdtri
 
 from pmd import weights
@@ -66,14 +65,13 @@ def coordinates_of(x: np.ndarray, log_w: np.ndarray) -> tuple[np.ndarray, np.nda
     These depend on the particles alone, not on the coordinates they come in: axes are those of
     the fourth moments E |z|^2 z z', pointing along the third.
     """
-    d = x.shape[1]
     w, mean, chol = summary(x, log_w)
-    inverse = solve_triangular(chol, np.eye(d), lower=True)
+    inverse = np.linalg.inv(chol)
     # Once more, where the floor of the first covariance is next to nothing: nearly collinear
     # coordinates are whitened, too.
     _, second, correction = summary((x - mean) @ inverse.T, log_w)
     mean, root = mean + chol @ second, chol @ correction
-    inverse = solve_triangular(correction, inverse, lower=True)
+    inverse = np.linalg.inv(correction) @ inverse
     z = (x - mean) @ inverse.T
     axes = np.linalg.eigh((z * (w * (z**2).sum(1))[:, None]).T @ z)[1]
     axes = axes * np.where(w @ (z @ axes) ** 3 < 0, -1.0, 1.0)
