@@ -90,7 +90,9 @@ RULES = [
     ({"ess": 99, "fit_error": math.nan}, "do not trust", "about 0.1 posterior sd"),
     ({"ess": 900, "fit_error": math.nan}, "means only", "0.033"),
     ({"ess": 950, "fit_error": math.nan}, "trust", "0.032"),
-    ({"ess": 950, "fit_error": 3.0}, "trust", "0.032"),
+    ({"ess": 950, "fit_error": 3.0}, "means only", "off by 3 nats"),
+    ({"fit_error": 0.21}, "trust", "weights are exact"),  # .15 sqrt 2 = .212
+    ({"fit_error": 0.22}, "means only", "off by 0.22 nats"),
     ({"ess": 80, "fit_error": 0.01, "num_particles": 100}, "trust", "0.011"),
     ({"ess": 80, "fit_error": 0.5, "num_particles": 100}, "means only", "0.056"),
     # Whether tails and modes may have been missed

@@ -41,7 +41,11 @@ class Exact(NamedTuple):
 
 
 def certify(
-    posterior: Posterior, data: PyTree, problem: Problem | None = None, seed: int = 1, **options: Any
+    posterior: Posterior,
+    data: PyTree,
+    problem: Problem | None = None,
+    seed: int = 1,
+    **options: Any,
 ) -> Posterior:
     """One more exact pass from fresh draws, and an independent second run, pooled with the first.
 
@@ -78,9 +82,7 @@ def certify(
     return pooled(posterior, first, second, passes, seed)
 
 
-def weigh(
-    flat: Flat, rows: PyTree, num_data: int, density: Any, count: int, seed: int
-) -> Exact:
+def weigh(flat: Flat, rows: PyTree, num_data: int, density: Any, count: int, seed: int) -> Exact:
     """Fresh draws of a density with the exact log joint density at each."""
     key = jax.random.fold_in(jax.random.key(seed), 0xCE27)
     draws = density.draw(key, count)
@@ -118,7 +120,7 @@ def pooled(
     passes: list[Exact],
     seed: int,
 ) -> Posterior:
-    """Both sets of draws under one mixture proposal, refitted, with the verdict of the comparison."""
+    """Both sets of draws under one mixture proposal, refitted, with the comparison's verdict."""
     theta = np.concatenate([p.theta for p in passes])
     log_joint = np.concatenate([p.log_joint for p in passes])
     proposals = np.stack([log_proposal(run.density, theta) for run in (first, second)])
@@ -171,11 +173,10 @@ def refit(
     return fitted.normalise(jax.random.fold_in(key, 1), NORMALISING)
 
 
-def same_modes(
-    passes: list[Exact], theta: np.ndarray, log_w: np.ndarray, seed: int
-) -> bool:
+def same_modes(passes: list[Exact], theta: np.ndarray, log_w: np.ndarray, seed: int) -> bool:
     """Whether the two sets of draws, each under its own weights, give the modes the same masses."""
     from pmd.densities import mixture
+
     w = np.asarray(normalise(log_w), np.float64)
     with jax.enable_x64(True):
         found = mixture.clusters(jax.random.key(seed), jnp.asarray(theta), jnp.asarray(w))

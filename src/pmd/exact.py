@@ -33,7 +33,7 @@ MOVED, TRAVELLED = (
 
 
 class Iterate(NamedTuple):
-    """The exact iterate: its row weights, where they are not zero, and what is left of the start."""
+    """The exact iterate: row weights, where they are not zero, and what is left of the start."""
 
     row_weights: Array  # (N,) c_n
     index: Array  # (N,) rows, those seen first

@@ -1,4 +1,4 @@
-"""The last weights: draws of several fits, all weighed exactly, under one mixture of their densities.
+"""The last weights: draws of several fits, weighed exactly under one mixture of their densities.
 
 Once every row counts in full the exact iterate no longer changes, so that every evaluation is
 worth keeping: as a value for the next fit, and as a draw.  A draw's weight is its posterior over
@@ -6,23 +6,30 @@ the *mixture* of all densities drawn from (Veach and Guibas's balance heuristic)
 poor one can spoil.
 """
 
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from scipy.special import logsumexp
 
 from pmd.certificate import pareto_k
-from pmd.exact import Iterate, log_density
-from pmd.moves import Mover, padded
+from pmd.exact import Iterate, log_density, posterior_iterate
+from pmd.faults import move_not_finite
+from pmd.moves import SWEEPS, MoveInfo, Mover, live, padded
+
+if TYPE_CHECKING:
+    from pmd.run import Run
 
 PyTree = Any
 
 WALKERS = 0.25  # of an effective draw: what a particle that walked counts for in a fit
 SHARE, ENOUGH, TAIL = 0.4, 2.0, 0.45  # share, or number over m, and k that are good enough
 LEAST_ESS = 50.0  # under which the draws are judged useless
+ROUNDS = 20  # of draws, at most
+DRAWN = 4  # times as many draws to shape a proposal by as are weighed
+HOPELESS = 0.02  # effective share of the draws under which particles walk first
 
 
 def joint(mover: Mover, it: Iterate, rows: PyTree, theta: np.ndarray, capacity: int) -> np.ndarray:
@@ -117,3 +124,63 @@ class Pool:
             log_w = np.concatenate([log_w + np.log(ours / (ours + theirs)), equal])
         return theta, log_q, log_w + np.log(len(log_w))
 
+
+def pool_draws(run: "Run") -> None:
+    """Fit to all that is known of the posterior, draw, weigh; again while weights are poor.
+
+    Starts from the particles of a run that has reached the posterior: they are draws of its last
+    density, or they walked, and then they are values for the first fit and no more.
+    """
+    assert run.last_move is not None
+    m, previous = run.mover.num_particles, run.last_move.density
+    run.pool, run.walked = Pool(), run.last_move.action == "walk"
+    theta, log_joint = posterior_values(run)
+    walkers = (theta, log_joint) if run.walked else None
+    if not run.walked:
+        run.pool.add(theta, log_joint, previous)
+    for k in range(ROUNDS):
+        # A budget of evaluations is there to be spent; without one, enough is enough.
+        count = int(min(m, run.budget.left(run.evaluations)))
+        if count < m / 4 or (run.pool.good(m) and not run.budget.limited):
+            return
+        hopeless = k > 1 and walkers is None and run.pool.ess < HOPELESS * m
+        payable = run.budget.pays(2 * SWEEPS * m, run.evaluations)
+        if hopeless and payable and not run.mover.large:
+            run.walk(2 * m)
+            run.walked, walkers = True, posterior_values(run)
+        previous = one_round(run, walkers, previous, count)
+
+
+def one_round(
+    run: "Run", walkers: tuple[np.ndarray, np.ndarray] | None, previous: Any, count: int
+) -> Any:
+    """A fit, `count` draws of it, and their weights; returns the density."""
+    began = time.perf_counter()
+    with run.clock("move"):
+        # Draws that shape the proposal are of the fit: they cost no evaluations.
+        density = run.plan.density.fit(
+            run.next_key(), *run.pool.values(walkers), num_draws=DRAWN * count, previous=previous
+        )
+        theta = np.asarray(density.draw(run.next_key(), count).theta)
+        run.pool.add(theta, run_joint(run, theta), density)
+    share, seconds = run.pool.ess / len(run.pool), time.perf_counter() - began
+    error, drawn = float(density.error), len(run.pool)
+    run.record_move(MoveInfo("pool", density, error, np.nan, share, drawn, count, seconds))
+    return density
+
+
+def posterior_values(run: "Run") -> tuple[np.ndarray, np.ndarray]:
+    """Particles of a run that has reached the posterior, with the log joint density at them."""
+    theta, log_q, _ = live(run.state)
+    best = int(np.argmax(log_q))
+    run.evaluations += 1
+    return theta, log_q + (run_joint(run, theta[best : best + 1])[0] - log_q[best])
+
+
+def run_joint(run: "Run", theta: np.ndarray) -> np.ndarray:
+    """The log joint density of parameters and all rows of a run; a NaN ends it."""
+    value = joint(run.mover, posterior_iterate(run.state), run.rows, theta, run.capacity)
+    bad = ~(value < np.inf)
+    if bad.any():
+        raise move_not_finite(run, theta[np.argmax(bad)])
+    return value

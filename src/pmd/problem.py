@@ -1,4 +1,4 @@
-"""A problem: a prior, a likelihood of one row, and the library's view of both over many particles."""
+"""A problem: a prior, a likelihood of one row, and the library's view of both."""
 
 from collections.abc import Callable, Hashable
 from functools import cached_property
@@ -64,7 +64,7 @@ class Problem:
             isinstance(start, tuple) and len(start) == 2 and all(map(callable, start))
         ):
             raise InputTypeError(
-                f"start must be a pair of functions (sample(key), log_density(theta)), got {start!r}"
+                f"start must be two functions, (sample(key), log_density(theta)), got {start!r}"
             )
         self.log_prior = log_prior
         self.log_likelihood = log_likelihood
@@ -122,7 +122,7 @@ class Flat:
 
     @cached_property
     def sample(self) -> Callable[[Array, Array], Array]:
-        """Draws of the start by number: (key, (m,) integers) -> (m, d).  Draw i depends on i alone."""
+        """Draws of the start by number: (key, (m,) integers) -> (m, d), i-th by i alone."""
         sampler = self.problem.start[0] if self.problem.start else self.problem.sample_prior
 
         def one(key: Array, i: Array) -> Array:
@@ -162,7 +162,8 @@ class Flat:
         size = 3
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype), rows)
         value = traced("log_likelihood_batch", self.problem.log_likelihood_batch, shapes, batch)
-        check_value("log_likelihood_batch", value, (size,), f"one value a row, shape ({size},) here")
+        wanted = f"one value a row, shape ({size},) here"
+        check_value("log_likelihood_batch", value, (size,), wanted)
 
 
 def draw_shape(sampler: Callable[[Array], PyTree], name: str = "sample_prior") -> PyTree:

@@ -1,6 +1,5 @@
 """One run: stretches of compiled steps with moves between them, then steps on all rows."""
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,13 +10,13 @@ from jax import Array
 
 from pmd.budget import Budget
 from pmd.clock import Clock
-from pmd.exact import iterate, posterior_iterate
+from pmd.exact import iterate
 from pmd.faults import move_not_finite, not_finite
 from pmd.likelihood import Blocks
 from pmd.mirror import Info, State, Steps, initial, log_weights, stretch
-from pmd.moves import SWEEPS, MoveInfo, Mover, Redraw, live
+from pmd.moves import MoveInfo, Mover, Redraw
 from pmd.plan import Plan
-from pmd.pool import Pool, joint
+from pmd.pool import Pool, pool_draws
 from pmd.problem import Flat
 from pmd.rows import Order
 from pmd.weights import ess
@@ -29,9 +28,6 @@ SUBSTEPS = 3  # times that what the guard refused of a step is taken up again, o
 EXTRA = 10  # full steps beyond the plan until one is taken whole
 STARTING = 4  # times as many particles at the start
 HIGH_GUARD, FULL_GUARD = 0.3, 0.1  # of the particles, while fits are poor
-ROUNDS = 20  # of draws that are pooled in the end, at most
-DRAWN = 4  # times as many draws to shape the proposal by as are weighed
-HOPELESS = 0.02  # effective share of the pooled draws under which particles walk first
 CHECK_SECONDS = 64  # steps between two looks at the clock
 
 
@@ -306,63 +302,10 @@ class Run:
         return h
 
     def finish(self) -> None:
-        """Draws of further fits, all weighed exactly and pooled, until the last weights are good."""
+        """Draws of further fits, weighed exactly and pooled, until the last weights are good."""
         judged = self.guards and self.exact_last and self.plan.exact != "never"
-        if not judged or self.last_move is None or self.plan.density.jittable:
-            return
-        self.pool = Pool()
-        self.walked = self.last_move.action == "walk"
-        theta, log_joint = self.posterior_values()
-        if not self.walked:
-            self.pool.add(theta, log_joint, self.last_move.density)
-        self.pool_draws((theta, log_joint) if self.walked else None)
-
-    def posterior_values(self) -> tuple[np.ndarray, np.ndarray]:
-        """Particles that have reached the posterior, with the log joint density at them."""
-        theta, log_q, _ = live(self.state)
-        best = int(np.argmax(log_q))
-        self.evaluations += 1
-        return theta, log_q + (self.joint(theta[best : best + 1])[0] - log_q[best])
-
-    def joint(self, theta: np.ndarray) -> np.ndarray:
-        """The log joint density of parameters and all rows."""
-        it = posterior_iterate(self.state)
-        value = joint(self.mover, it, self.rows, theta, self.capacity)
-        bad = ~(value < np.inf)
-        if bad.any():
-            raise move_not_finite(self, theta[np.argmax(bad)])
-        return value
-
-    def pool_draws(self, walkers: tuple[np.ndarray, np.ndarray] | None) -> None:
-        """Fit to all that is known of the posterior, draw, weigh; again while weights are poor."""
-        m, density = self.mover.num_particles, self.plan.density
-        assert self.last_move is not None
-        previous = self.last_move.density
-        for k in range(ROUNDS):
-            if self.pool.good(m) or not self.budget.pays(m, self.evaluations):
-                return
-            hopeless = k > 1 and walkers is None and self.pool.ess < HOPELESS * m
-            if (
-                hopeless
-                and not self.mover.large
-                and self.budget.pays(2 * SWEEPS * m, self.evaluations)
-            ):
-                self.walk(2 * m)
-                self.walked = True
-                walkers = self.posterior_values()
-            began = time.perf_counter()
-            with self.clock("move"):
-                values = self.pool.values(walkers)
-                # Draws that shape the proposal are of the fit: they cost no evaluations.
-                previous = density.fit(
-                    self.next_key(), *values, num_draws=DRAWN * m, previous=previous
-                )
-                draws = previous.draw(self.next_key(), m)
-                self.pool.add(draws.theta, self.joint(np.asarray(draws.theta)), previous)
-            seconds = time.perf_counter() - began
-            error, share = float(previous.error), self.pool.ess / len(self.pool)
-            info = MoveInfo("pool", previous, error, np.nan, share, len(self.pool), m, seconds)
-            self.record_move(info)
+        if judged and self.last_move is not None and not self.plan.density.jittable:
+            pool_draws(self)
 
     # ------------------------------------------------------------------ moves
     def move(

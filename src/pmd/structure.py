@@ -17,7 +17,7 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the parameter: where it is, its shape, and its bijector from free coordinates."""
+    """One array of the parameter: its place, its shape, its bijector from free coordinates."""
 
     path: str
     shape: tuple[int, ...]

@@ -36,7 +36,7 @@ def bisect(accept: Callable[[Array], Array], top: ArrayLike, iterations: int = 4
 
 
 def temper(log_w: ArrayLike, floor: ArrayLike) -> Array:
-    """Normalised weights flattened to w^b, b <= 1, until their effective number is at least `floor`."""
+    """Normalised weights, flattened to w^b, b <= 1, until their effective number is `floor`."""
     log_w = jnp.asarray(log_w)
     log_w = log_w - jnp.max(log_w)
     power = bisect(lambda b: ess(scaled(log_w, b)) >= floor, jnp.ones((), log_w.dtype))
@@ -45,4 +45,5 @@ def temper(log_w: ArrayLike, floor: ArrayLike) -> Array:
 
 def scaled(log_w: Array, power: ArrayLike) -> Array:
     """power * log_w, with weights of zero staying zero at every power."""
-    return jnp.where(jnp.isneginf(log_w), -jnp.inf, power * jnp.where(jnp.isneginf(log_w), 0.0, log_w))
+    zero = jnp.isneginf(log_w)
+    return jnp.where(zero, -jnp.inf, power * jnp.where(zero, 0.0, log_w))
