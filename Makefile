@@ -16,8 +16,10 @@ help: ## list the targets
 demo: .venv/.cli ## the paper's two-mode posterior as a table and a picture (in demo/)
 	$(BIN)/pmd reproduce mixture --out demo
 
+# Two at a time: most of a test is compilation, on one core. A file stays with one process, which
+# has then compiled what its tests share.
 test: .venv/.test ## the fast tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 statistical: .venv/.test ## the long tests: many seeds, hours
 	$(BIN)/python -m pytest -m statistical
