@@ -173,6 +173,16 @@ def test_float64_is_exact(small_blocks: None) -> None:
         np.testing.assert_allclose(mix.log_prob(theta), by_hand(mix, theta), rtol=1e-12)
 
 
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_float32_stays_float32_where_float64_is_on(rule: Any) -> None:
+    with jax.enable_x64(True):
+        theta, log_w = (jnp.asarray(a, jnp.float32) for a in cloud())
+        draws = jax.eval_shape(
+            lambda: densities.kernel(rule).fit(KEY, theta, log_w, log_w).draw(KEY, 9)
+        )
+        assert {part.dtype for part in draws} == {np.dtype(np.float32)}
+
+
 def test_far_points_and_narrow_kernels_in_float32() -> None:
     theta, log_w = cloud()
     theta, x = theta.astype(np.float32), np.float32([[1e3, 0], [-3, 40], [2, 1]])

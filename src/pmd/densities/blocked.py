@@ -8,10 +8,10 @@ right for points within some 15 bandwidths of a centre; a block of points where 
 done over with a running maximum.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from math import prod
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
 
 from pmd.densities.mixture import dot
 
@@ -45,8 +46,8 @@ class Shape(Protocol):
         """log K(0)."""
         ...
 
-    def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
-        """log K(a_i - b_j) - log K(0), (n, m), for a (n, d) and b (m, d)."""
+    def exponents(self, a: Array, b: Array, level: Array, careful: bool) -> Array:
+        """level_j + log K(a_i - b_j) - log K(0), (n, m), for a (n, d), b (m, d), level (m,)."""
         ...
 
     def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
@@ -79,14 +80,18 @@ class Gaussian:
 
     def log_constant(self, d: int) -> float:
         """log K(0)."""
-        return -0.5 * d * np.log(2 * np.pi)
+        return -0.5 * d * math.log(2 * math.pi)
 
-    def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
-        """-|a_i - b_j|^2 / 2."""
+    def exponents(self, a: Array, b: Array, level: Array, careful: bool) -> Array:
+        """level_j - |a_i - b_j|^2 / 2."""
         if careful:
-            return _over_coordinates(lambda u: -0.5 * reduce(add, (x * x for x in u)), a, b)
-        squares = 0.5 * jnp.sum(a * a, 1)[:, None] + 0.5 * jnp.sum(b * b, 1)
-        return jnp.minimum(dot(a, b.T) - squares, 0)
+            return level + _over_coordinates(lambda u: -0.5 * reduce(add, (x * x for x in u)), a, b)
+        # One product of (a, 1, -|a|^2 / 2) and (b, level - |b|^2 / 2, 1): sums cost as much as it.
+        half = 0.5 * jnp.sum(a * a, axis=1)[:, None]
+        left = jnp.concatenate([a, jnp.ones_like(half), -half], axis=1)
+        middle = (level - 0.5 * jnp.sum(b * b, axis=1))[:, None]
+        right = jnp.concatenate([b, middle, jnp.ones_like(middle)], axis=1)
+        return jnp.minimum(dot(left, right.T), level)
 
     def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Standard normal numbers."""
@@ -103,17 +108,17 @@ class Epanechnikov:
 
     def log_constant(self, d: int) -> float:
         """log K(0)."""
-        return d * np.log(0.75 / np.sqrt(5.0))
+        return d * math.log(0.75 / math.sqrt(5.0))
 
-    def log_profile(self, a: Array, b: Array, careful: bool) -> Array:
-        """sum_k log(1 - (a_ik - b_jk)^2 / 5), -inf outside the support."""
+    def exponents(self, a: Array, b: Array, level: Array, careful: bool) -> Array:
+        """level_j + sum_k log(1 - (a_ik - b_jk)^2 / 5), -inf outside the support."""
         del careful
         factor = lambda x: jnp.maximum(1 - x * x / 5, 0)  # noqa: E731
-        return _over_coordinates(lambda u: jnp.log(prod(map(factor, u))), a, b)
+        return level + _over_coordinates(lambda u: jnp.log(math.prod(map(factor, u))), a, b)
 
     def sample(self, key: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:
         """Of three uniform numbers the last, unless it is the largest in size: then the second."""
-        u = np.sqrt(5.0) * jax.random.uniform(key, (3, *shape), dtype, -1, 1)
+        u = math.sqrt(5.0) * jax.random.uniform(key, (3, *shape), dtype, -1, 1)
         size = jnp.abs(u)
         return jnp.where(size[2] >= jnp.maximum(size[0], size[1]), u[1], u[2])
 
@@ -181,34 +186,34 @@ def _one_block(shape: Shape, centres: Centres, z: Array, width: int, careful: bo
     dtype, clusters = z.dtype, len(z)
 
     if clusters == 1 and width == len(centres.z):  # a single block
-        return logsumexp(centres.level + shape.log_profile(z[0], centres.z, careful), axis=1)
+        return logsumexp(shape.exponents(z[0], centres.z, centres.level, careful), axis=1)
 
-    def over_blocks(add: Callable, start: tuple) -> tuple:
-        """Fold `add` over the exponents of every pair of a block and a cluster found in it."""
+    def over_blocks(add: Callable, start: tuple, shift: ArrayLike) -> tuple:
+        """Fold `add` over exponents less `shift`, for each pair of a block and a cluster in it."""
 
         def block(index: Array, total: tuple) -> tuple:
             part = jax.tree.map(
                 lambda a: jax.lax.dynamic_slice_in_dim(a, index * width, width), centres[:3]
             )
             if clusters == 1:
-                return add(total, part[1] + shape.log_profile(z[0], part[0], careful))
+                return add(total, shape.exponents(z[0], part[0], part[1] - shift, careful))
 
             def one(cluster: Array, total: tuple) -> tuple:
-                level = jnp.where(part[2] == cluster, part[1], -jnp.inf)
-                return add(total, level + shape.log_profile(z[cluster], part[0], careful))
+                level = jnp.where(part[2] == cluster, part[1] - shift, -jnp.inf)
+                return add(total, shape.exponents(z[cluster], part[0], level, careful))
 
             last = jnp.minimum(part[2][-1] + 1, clusters)
             return jax.lax.fori_loop(part[2][0], last, one, total)
 
         return jax.lax.fori_loop(0, -(-centres.count // width), block, start)
 
-    span = 0.7 * float(np.log(jnp.finfo(dtype).max))
+    span = 0.7 * math.log(jnp.finfo(dtype).max)
     top = jnp.max(centres.level)
     shift = jnp.where(jnp.isfinite(top), top, 0) - span
     zero = jnp.zeros(z.shape[1], dtype)
 
     def plain(total: tuple, s: Array) -> tuple:
-        return (total[0] + jnp.sum(jnp.exp(s - shift), axis=1),)
+        return (total[0] + jnp.sum(jnp.exp(s), axis=1),)
 
     def running(total: tuple, s: Array) -> tuple:
         highest, sums = total
@@ -218,9 +223,9 @@ def _one_block(shape: Shape, centres: Centres, z: Array, width: int, careful: bo
         return new, sums * jnp.exp(highest - base) + jnp.sum(jnp.exp(s - base[:, None]), axis=1)
 
     def carefully() -> Array:
-        highest, sums = over_blocks(running, (zero - jnp.inf, zero))
+        highest, sums = over_blocks(running, (zero - jnp.inf, zero), 0)
         return jnp.where(jnp.isneginf(highest), -jnp.inf, highest + jnp.log(sums))
 
-    (sums,) = over_blocks(plain, (zero,))
-    faint = sums < np.exp(-span)
+    (sums,) = over_blocks(plain, (zero,), shift)
+    faint = sums < math.exp(-span)
     return jax.lax.cond(jnp.any(faint), carefully, lambda: jnp.log(sums) + shift)

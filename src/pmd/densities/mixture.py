@@ -5,6 +5,7 @@ log pi_k = -inf is unused, so that mixtures of different sizes fit one compiled 
 computes in the dtype it is given.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def _parts(mix: Mixture, xt: Array) -> Array:
     shift = dot(inverse, mix.mean[:, :, None])[:, :, 0]
     z = dot(inverse.reshape(num * d, d), xt).reshape(num, d, -1) - shift[:, :, None]
     level = mix.log_pi - jnp.sum(jnp.log(jnp.diagonal(mix.chol, axis1=1, axis2=2)), 1)
-    return (level - 0.5 * d * np.log(2 * np.pi))[:, None] - 0.5 * jnp.sum(z * z, axis=1)
+    return (level - 0.5 * d * math.log(2 * math.pi))[:, None] - 0.5 * jnp.sum(z * z, axis=1)
 
 
 @jax.jit
@@ -380,14 +381,14 @@ def widen(mix: Mixture, spread: float, wide: float, mean0: Array, chol0: Array) 
     Covariances times 1 + a, a = sqrt(spread / d); weights (1 - wide) (.7 pi_k + .3 / K); and a
     component of weight `wide` over everything, N(mean0, (1 + 3 a) chol0 chol0').
     """
-    a = np.sqrt(spread / mix.mean.shape[1])
+    a = math.sqrt(spread / mix.mean.shape[1])
     used = jnp.isfinite(mix.log_pi)
     pi = (1 - wide) * jnp.where(used, 0.7 * jnp.exp(mix.log_pi) + 0.3 / jnp.sum(used), 0)
-    wider = Mixture(jnp.log(pi), mix.mean, np.sqrt(1 + a) * mix.chol)
+    wider = Mixture(jnp.log(pi), mix.mean, math.sqrt(1 + a) * mix.chol)
     if wide == 0:
         return wider
-    share = jnp.full_like(pi[:1], np.log(wide))
-    over = Mixture(share, mean0[None], np.sqrt(1 + 3 * a) * chol0[None])
+    share = jnp.full_like(pi[:1], math.log(wide))
+    over = Mixture(share, mean0[None], math.sqrt(1 + 3 * a) * chol0[None])
     return Mixture(*(jnp.concatenate(pair) for pair in zip(wider, over, strict=True)))
 
 
