@@ -24,10 +24,12 @@ from pmd.problem import Flat
 from pmd.weights import ess
 
 PyTree = Any
+Cloud = tuple[np.ndarray, np.ndarray, np.ndarray]  # particles, log q, log-weights
 
 AUDITED = 64  # draws whose log q is evaluated exactly after a fit
 REWEIGH, WALK, GROW = 0.1, 0.35, 0.2  # nats per sqrt(d) of held-out error
 SWEEPS = 20  # that a walk is taken to need
+USELESS, ATTEMPTS = 0.05, 3  # effective share of re-weighed draws below which a fit is tried again
 LARGE = 500  # coefficients of a quadratic above which only the last steps are checked
 
 
@@ -75,7 +77,7 @@ def redrawn(redraw: Redraw, key: Array, state: State, count: Array) -> tuple[Sta
     return redraw(key, state, count), redraw.fitted(jax.random.split(key, 3)[0], state)
 
 
-def live(state: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def live(state: State) -> Cloud:
     """Particles in use, log q and log-weights, as float64 on the host."""
     count = int(state.count)
     theta = np.asarray(state.theta, np.float64)[:count]
@@ -173,23 +175,60 @@ class Mover:
                 state, fitted = redrawn(redraw, key, state, jnp.asarray(count, jnp.int32))
                 it = exact_iterate.iterate(state)
                 return self.weighed(key, state, it, rows, fitted, allowed, began)
-            fit_key, draw_key, check_key = jax.random.split(key, 3)
-            theta, log_q, log_w = live(state)
-            fitted = self.density.fit(
-                fit_key, theta, log_q, log_w,
-                num_draws=count, previous=previous.density if previous else None,
+            return self.fitted_move(key, state, rows, count, previous, allowance, exact_next, began)
+
+    def fitted_move(
+        self, key: Array, state: State, rows: PyTree, count: int, previous: MoveInfo | None,
+        allowance: float, exact_next: bool, began: float,
+    ) -> tuple[State, MoveInfo]:  # fmt: skip
+        """A move of a density that is fitted on the host; fitted again where its draws are useless.
+
+        Draws that turn out to weigh next to nothing are values all the same: they show the next
+        fit where the last one went wrong.
+        """
+        it = exact_iterate.iterate(state)
+        price = self.price(state, it)
+        limit = WALK * float(np.sqrt(self.dimension)) * (1 + price / 2)
+        dear = price * 2 * self.num_particles * SWEEPS > allowance
+        allowed = 0.0 if exact_next else allowance
+        may_walk = self.checked(price) and not self.large and not dear
+        values, last, spent = live(state), previous.density if previous else None, 0.0
+        for again in range(ATTEMPTS):
+            fit_key, draw_key, check_key = jax.random.split(jax.random.fold_in(key, again), 3)
+            last = self.density.fit(
+                fit_key, *values, num_draws=count, previous=last,
+                give_up=limit if may_walk else np.inf,
             )  # fmt: skip
-            it = exact_iterate.iterate(state)
-            price = self.price(state, it)
-            poor = not fitted.error < WALK * float(np.sqrt(self.dimension)) * (1 + price / 2)
-            dear = price * 2 * self.num_particles * SWEEPS > allowance
-            if self.checked(price) and not self.large and poor and not dear:
+            error = float(np.asarray(last.error))
+            if may_walk and not error < limit:
                 state, walk = self.walk(check_key, state, it, rows, 2 * self.num_particles)
-                seconds, error = time.perf_counter() - began, float(fitted.error)
-                return state, walk._replace(density=fitted, error=error, seconds=seconds)
-            draws = fitted.draw(draw_key, count)
-            state = place(self.flat, state, draws.theta, draws.log_q, draws.log_f)
-            return self.weighed(check_key, state, it, rows, fitted, allowed, began)
+                seconds, spent = time.perf_counter() - began, spent + walk.evaluations
+                walk = walk._replace(density=last, error=error, evaluations=spent)
+                return state, walk._replace(seconds=seconds)
+            draws = last.draw(draw_key, count)
+            moved = place(self.flat, state, draws.theta, draws.log_q, draws.log_f)
+            moved, info = self.weighed(check_key, moved, it, rows, last, allowed - spent, began)
+            spent += info.evaluations
+            useless = info.action == "reweigh" and info.ess < USELESS and info.culprit is None
+            if not useless or 2 * price * (count + AUDITED) > allowed - spent:
+                break
+            values = self.joined(it, rows, values, live(moved), len(state.theta))
+            spent += 2 * price
+        return moved, info._replace(evaluations=spent)
+
+    def joined(self, it: Any, rows: PyTree, old: Cloud, new: Cloud, capacity: int) -> Cloud:
+        """Two weighted clouds as one: log q on one scale, each with the weight of its ESS."""
+        top = [cloud[0][np.argmax(cloud[1])] for cloud in (old, new)]
+        exact = self.evaluate(it, rows, np.stack(top), capacity)
+        shift = (exact[1] - new[1].max()) - (exact[0] - old[1].max())
+        weights = []
+        for _, _, log_w in (old, new):
+            w = np.exp(log_w - log_w.max())
+            weights.append(w / w.sum() * (w.sum() ** 2 / (w @ w)))
+        w = np.concatenate(weights)
+        with np.errstate(divide="ignore"):
+            log_w = np.log(w / w.sum() * len(w))
+        return np.concatenate([old[0], new[0]]), np.concatenate([old[1], new[1] + shift]), log_w
 
     def price(self, state: State, it: Any) -> float:
         """What one evaluation of the exact iterate costs: rows seen over rows there are."""

@@ -126,6 +126,7 @@ class Gaussian:
         *,
         num_draws: int = 0,
         previous: GaussianMixture | None = None,
+        give_up: float = np.inf,
     ) -> GaussianMixture:
         """Fit a Gaussian mixture to the weighted particles.
 
@@ -136,6 +137,7 @@ class Gaussian:
             log_w: log-weights, up to a constant; -inf for particles to ignore.
             num_draws: not needed.
             previous: the last fitted density: one of the starts of EM.
+            give_up: not needed: there is nothing else to try.
         """
         from scipy.special import chdtri
 
