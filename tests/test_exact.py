@@ -213,7 +213,7 @@ def test_a_walk_keeps_the_masses_of_modes() -> None:
 
 
 def test_a_mode_that_was_lost_is_found_again_by_weighing_wide_draws() -> None:
-    """Particles in one mode of two; a wide density drawn from; exact weights bring the mass back."""
+    """Particles in one mode of two; a wide density is drawn from; exact weights bring it back."""
     flat = two_modes().flat()
     loop = Loop(flat, np.ones(8, np.float32), 1024, capacity=4096, blocks=Blocks(256, 64))
     loop.run(np.arange(8), [8], [0.5])
@@ -273,7 +273,7 @@ def half_line() -> pmd.Problem:
 
 
 def test_a_walk_from_particles_that_turn_out_impossible() -> None:
-    """A fit may have put particles where log q is -inf: they walk out of there, or weigh nothing."""
+    """A fit may have drawn where log q is -inf: such particles walk out, or weigh nothing."""
     flat = half_line().flat()
     loop = Loop(flat, np.ones(8, np.float32), 128, capacity=256)
     loop.run(np.arange(8), [8], [0.5])

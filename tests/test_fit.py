@@ -524,11 +524,10 @@ def test_until_certified_says_how() -> None:
     posterior = fit(until="certified")
     assert posterior.certificate.verdict == "trust"
     assert posterior.settings["until"] == "certified as planned"
-    # so few evaluations that trust is not to be had, and no more allowed
-    posterior = fit(until="certified", evaluations=60, num_particles=None, passes=2)
-    if posterior.certificate.verdict != "trust":
-        assert posterior.settings["until"].startswith("not certified")
-    assert posterior.evaluations < 60 * 1.5
+    # weighted draws of the prior are never trusted after so little, and no more is allowed
+    posterior = fit(until="certified", evaluations=500, rejuvenate=pmd.never())
+    assert posterior.settings["until"] == "not certified: the budget is spent"
+    assert posterior.evaluations <= 500
 
 
 def test_seconds_end_a_run() -> None:
@@ -540,10 +539,15 @@ def test_seconds_end_a_run() -> None:
 
 
 @pytest.mark.parametrize("budget", [300, 2000])
-def test_a_budget_of_evaluations_is_kept_to(budget: int) -> None:
-    posterior = fit(evaluations=budget, num_particles=None, passes=None)
+@pytest.mark.parametrize(
+    "given", [{}, {"rejuvenate": pmd.never()}, {"density": pmd.densities.gaussian()}],
+    ids=["default", "never", "gaussian"],
+)  # fmt: skip
+def test_a_budget_of_evaluations_is_kept_to(given: Any, budget: int) -> None:
+    posterior = fit(evaluations=budget, num_particles=None, passes=None, **given)
     assert posterior.evaluations <= budget
-    assert MEAN.truth.error(flat(posterior.mean())) < 0.1
+    if not given:
+        assert MEAN.truth.error(flat(posterior.mean())) < 0.1
 
 
 # ------------------------------------------------------------------ how far fits are checked

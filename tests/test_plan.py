@@ -83,7 +83,7 @@ def test_a_number_fixes_the_batches_and_leaves_the_full_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passes", "full"), [(0.5, 0), (1, 1), (2, 1), (3, 2), (5, 2), (10, 3), (20, 6)]
+    ("passes", "full"), [(0.5, 0), (1, 0), (2, 1), (3, 2), (5, 2), (10, 3), (20, 6)]
 )
 def test_steps_on_all_rows(passes: float, full: int) -> None:
     """max(2, .3 passes), but a pass is left for the minibatches where there is one."""
@@ -178,6 +178,10 @@ def test_a_schedule_out_of_range_is_refused(wrong: float) -> None:
         ({"evaluations": 0}, "evaluations must be positive, got 0"),
         ({"evaluations": -5.0}, "evaluations must be at least 0 and finite, got -5"),
         ({"seconds": 0}, "seconds must be positive, got 0"),
+        (
+            {"num_particles": schedules.linear(5, 9), "rejuvenate": pmd.never()},
+            "num_particles is a schedule, but under .* particles stay: give a number",
+        ),
         ({"seconds": -1}, "seconds must be at least 0 and finite, got -1"),
     ],
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pmd.moves import AUDITED
 from pmd.plan import Plan
 
 LEAST = 8  # particles; with fewer nothing can be fitted
@@ -22,8 +23,12 @@ class Budget:
         return self.plan.evaluations is not None
 
     def left(self, spent: float) -> float:
-        """Evaluations left."""
-        return np.inf if self.plan.evaluations is None else self.plan.evaluations - spent
+        """Evaluations left, but for those that tell the noise of minibatches in the end."""
+        budget = self.plan.evaluations
+        if budget is None:
+            return np.inf
+        kept = 0.0 if self.plan.full_passes else min(AUDITED, budget / 2)
+        return budget - kept - spent
 
     def ahead(self, visited: int) -> tuple[float, float]:
         """Passes on minibatches and steps on all rows that the plan still asks for."""

@@ -9,10 +9,10 @@ import jax
 _compiled = 0.0
 
 
-def _listen(event: str, duration: float, **_: str | int) -> None:
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
     global _compiled
     if event.endswith(("jaxpr_to_mlir_module_duration", "backend_compile_duration")):
-        _compiled += duration
+        _compiled += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

@@ -2,6 +2,7 @@
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 
 class PmdError(Exception):
@@ -19,7 +20,7 @@ class InputTypeError(PmdError, TypeError):
 class NotFiniteError(PmdError, ArithmeticError):
     """A log-density became NaN in the middle of a run; `posterior` is the last good state."""
 
-    posterior = None
+    posterior: Any = None
 
 
 class MissingExtra(PmdError, ImportError):

@@ -149,6 +149,7 @@ def until_certified(
     from dataclasses import replace as changed
 
     effort, spent = 1, posterior.evaluations
+    last = spent
     began = time.perf_counter() - posterior.settings["seconds"]["all"]
     ended = ""
     while posterior.certificate.verdict != "trust" and not ended:
@@ -156,7 +157,7 @@ def until_certified(
         left = None if seconds is None else seconds + began - time.perf_counter()
         if "stopped" in posterior.settings:
             ended = posterior.settings["stopped"]
-        elif (budget is not None and spent >= budget) or (left is not None and left <= 0):
+        elif (budget is not None and budget - spent < last) or (left is not None and left <= 0):
             ended = "the budget is spent"
         elif effort >= MOST_EFFORT:
             ended = f"{effort} times the passes and particles are the most tried"
@@ -170,7 +171,8 @@ def until_certified(
                 seconds=left,
             )
             posterior = run_plan(flat, rows, more, seed, told, settings, progress, callback)
-            spent += posterior.evaluations
+            last = posterior.evaluations
+            spent += last
     posterior.settings["until"] = (
         f"not certified: {ended}"
         if ended
@@ -198,9 +200,12 @@ def run_plan(
                 run.stopped = "stopped by the callback"
                 raise Stopped
 
-        kind = StreamRun if isinstance(rows, Stream) else Run
-        run = kind(flat, rows, plan, seed, report)
-        run.evaluations += spent
+        once = isinstance(rows, Stream)
+        run = (
+            StreamRun(flat, rows, plan, seed, report)
+            if once
+            else Run(flat, rows, plan, seed, report, spent)
+        )
         try:
             run.minibatches()
             run.full_steps()

@@ -296,8 +296,8 @@ def stretch(
     def body(carry: tuple[State, Info, Array, Array]) -> tuple[State, Info, Array, Array]:
         state, infos, t, _ = carry
         if draw is not None:
-            fresh = partial(draw, jax.random.fold_in(key, t), count=steps.count[t])
-            state = jax.lax.cond(state.t > 0, fresh, lambda s: s, state)
+            fresh = partial(draw, jax.random.fold_in(key, t))
+            state = jax.lax.cond(state.t > 0, fresh, lambda s, count: s, state, steps.count[t])
         g = steps.step_size[t].astype(kind)
         state, info = step_window(
             flat, blocks, state, rows, order, steps.start[t], steps.size[t], g, floor

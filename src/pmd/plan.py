@@ -118,11 +118,11 @@ class Plan:
             else f"batches of {self.batch_size}"
         )
         first = (self.passes - self.full_passes) if self.full_passes else self.passes
-        parts = [f"{count} particles", f"{first:g} passes in {batches}"]
+        number = "1 pass" if first == 1 else f"{first:g} passes"
+        parts = [f"{count} particles", f"{number} in {batches}"]
         if self.full_passes:
-            parts.append(
-                f"then {self.full_passes} steps on all {self.num_data} rows, the last exact"
-            )
+            full = "1 step" if self.full_passes == 1 else f"{self.full_passes} steps"
+            parts.append(f"then {full} on all {self.num_data} rows, the last exact")
         return ", ".join(parts)
 
 
@@ -193,6 +193,11 @@ def make_plan(
         )
     if not callable(num_particles):
         check_count("num_particles", num_particles)
+    elif policy.never:
+        raise InputError(
+            "num_particles is a schedule, but under rejuvenate=pmd.never() particles stay: give a "
+            "number, or another policy"
+        )
     if batch_size is None:
         first = min(num_data, max(10, num_data // FIRST_BATCH))
         batch_size = min(PAPER_BATCH, num_data) if faithful else schedules.geometric(first)
@@ -229,9 +234,12 @@ def make_plan(
 
 
 def default_full_passes(passes: float) -> int:
-    """Steps on all rows out of so many passes: at least two where minibatches keep one."""
+    """Steps on all rows out of so many passes: at least two where minibatches keep one.
+
+    Under two passes there are none: from the prior, one step on all rows leaves a few particles.
+    """
     wanted = max(FULL_LEAST, round(FULL_SHARE * passes))
-    return min(wanted, max(1, int(passes) - 1)) if passes >= 1 else 0
+    return min(wanted, int(passes) - 1) if passes >= 2 else 0
 
 
 def check_number(name: str, value: Any, least: float) -> None:

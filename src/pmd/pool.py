@@ -80,7 +80,7 @@ class Pool:
     def log_p0(self) -> np.ndarray:
         """Log-density of the mixture that the draws, taken together, come from."""
         share = np.log([len(part) / len(self) for part in self.theta])
-        return logsumexp(np.stack(self._log_f) + share[:, None], axis=0)
+        return np.asarray(logsumexp(np.stack(self._log_f) + share[:, None], axis=0))
 
     @property
     def log_weights(self) -> np.ndarray:
@@ -98,7 +98,7 @@ class Pool:
         log_w = self.log_weights
         if not len(log_w) or not np.isfinite(log_w).any():
             return 0.0
-        return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
+        return float(np.exp(2 * float(logsumexp(log_w)) - float(logsumexp(2 * log_w))))
 
     def good(self, num_particles: int) -> bool:
         """Whether the weights need no more draws: most of them count, or there are plenty."""

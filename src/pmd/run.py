@@ -18,6 +18,7 @@ from pmd.moves import MoveInfo, Mover, Redraw
 from pmd.plan import Plan
 from pmd.pool import Pool, pool_draws
 from pmd.problem import Flat
+from pmd.rejuvenate import Switch
 from pmd.rows import Order
 from pmd.weights import ess
 
@@ -63,6 +64,7 @@ class Run:
         plan: Plan,
         seed: int,
         report: Callable[["Run", dict[str, Any]], None] | None = None,
+        spent: float = 0.0,
     ):
         self.flat, self.rows, self.plan, self.report = flat, rows, plan, report
         self.key = jax.random.key(seed)
@@ -77,7 +79,8 @@ class Run:
         self.capacity = blocks.capacity(m * most)
         self.count = m * most if adaptive and not plan.scheduled else plan.particles_at(0.0)
         self.visited = self.consumed = 0
-        self.evaluations = 0.0
+        self.settled = False  # whether a switch was made
+        self.evaluations = spent
         self.count = self.affordable(self.count)
         self.history: list[dict[str, Any]] = []
         self.told = 0  # records that were reported
@@ -117,10 +120,10 @@ class Run:
         """The effective sample size that a step must leave."""
         if not self.guards:
             return 0.0
-        share = self.plan.density.guard if share is None else share
+        least: float = self.plan.density.guard if share is None else share
         if self.plan.exact != "never" and self.poor and not self.mover.large:
-            share = max(share, HIGH_GUARD)
-        return share * self.mover.num_particles
+            least = max(least, HIGH_GUARD)
+        return least * self.mover.num_particles
 
     # ------------------------------------------------------------------ phases
     def minibatches(self) -> None:
@@ -141,10 +144,14 @@ class Run:
 
     def between(self, policy: Any) -> None:
         """A move, if the policy asks for one now."""
-        if int(self.state.t) == 0 or policy.never:
-            wanted = self.count_at(0)
-            if policy.never and int(self.state.t) and int(self.state.count) != wanted:
-                self.move(count=wanted)  # a switch: many particles from here on
+        if int(self.state.t) == 0:
+            return
+        if policy.never:
+            if isinstance(self.plan.rejuvenate, Switch) and not self.settled:
+                self.settled = True  # many particles from here on
+                wanted = self.affordable(self.count_at(0))
+                if int(self.state.count) != wanted:
+                    self.move(count=wanted)
             return
         if policy.always:
             if not self.plan.density.jittable:
@@ -177,7 +184,8 @@ class Run:
         every = policy.always and self.plan.density.jittable
         order, start = self.order.window(self.consumed)
         before = np.cumsum(size) - size
-        counts = [self.count_at(n) for n in before] if every else []
+        most = self.affordable(self.plan.most_particles)
+        counts = [min(self.count_at(n), most) for n in before] if every else []
         level = 0.0 if every or policy.never else min(policy.ess, 1.0) * int(self.state.count)
         redraw = Redraw(self.flat, self.plan.density) if every else None
         infos, done = self.device_steps(
@@ -209,10 +217,10 @@ class Run:
         kind = self.state.log_q.dtype
         n = len(size)
 
-        def fill(values: Any, dtype: Any) -> np.ndarray:
+        def fill(values: Any, dtype: Any) -> Array:
             out = np.zeros(AHEAD, dtype)
             out[:n] = values
-            return out
+            return jnp.asarray(out)
 
         count = int(self.state.count)
         steps = Steps(

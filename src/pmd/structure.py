@@ -206,8 +206,9 @@ def skeleton(tree: PyTree) -> Any:
         return tree
     if isinstance(tree, dict):
         return ["dict", {str(key): skeleton(value) for key, value in tree.items()}]
-    if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
-        return ["dict", {key: skeleton(value) for key, value in tree._asdict().items()}]
+    fields = getattr(tree, "_fields", None)
+    if isinstance(tree, tuple) and fields is not None:
+        return ["dict", {key: skeleton(part) for key, part in zip(fields, tree, strict=True)}]
     if isinstance(tree, list | tuple):
         return [type(tree).__name__, [skeleton(value) for value in tree]]
     paths = jax.tree_util.tree_leaves_with_path(tree)
