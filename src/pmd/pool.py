@@ -98,7 +98,8 @@ class Pool:
         log_w = self.log_weights
         if not len(log_w) or not np.isfinite(log_w).any():
             return 0.0
-        return float(np.exp(2 * float(logsumexp(log_w)) - float(logsumexp(2 * log_w))))
+        total, squares = np.asarray(logsumexp(log_w)), np.asarray(logsumexp(2 * log_w))
+        return float(np.exp(2 * total - squares))
 
     def good(self, num_particles: int) -> bool:
         """Whether the weights need no more draws: most of them count, or there are plenty."""
