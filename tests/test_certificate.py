@@ -112,7 +112,7 @@ RULES = [
     ({"exact_last": False, "minibatch_noise": 0.01, "guarded": 1}, "means only", "guard"),
     ({"exact_last": False, "minibatch_noise": 0.06, "guarded": 0}, "means only", "0.063 nats"),
     ({"exact_last": False, "minibatch_noise": 0.2, "guarded": 0}, "do not trust", "0.2 nats"),
-    ({"exact_last": False, "minibatch_noise": math.nan}, "do not trust", "nan nats"),
+    ({"exact_last": False, "minibatch_noise": math.nan}, "do not trust", "not known"),
     ({"exact_last": False, "fit_error": math.nan, "guarded": 0}, "means only", "not measured"),
     ({"exact_last": False, "fit_error": 0.1, "guarded": 0}, "means only", "0.1 nats"),
     (

@@ -268,6 +268,11 @@ class Certificate:
             f"The last step was not an exact one on all rows; about {left:.2g} nats of error are "
             f"left in log q, {left / root:.2g} a root of the dimension"
         )
+        if math.isnan(left):
+            figure = (
+                "The last step was not an exact one on all rows, and how much error it leaves in "
+                "log q is not known"
+            )
         if not left <= NOISE_MEANS * root:
             return 2, figure + "."
         if fitted and math.isnan(self.fit_error):
