@@ -40,7 +40,7 @@ class Dense:
     def step(self, index: np.ndarray, g: float) -> float:
         """One step of size g on rows `index`; the log-normaliser."""
         log_q = (1 - g) * self.log_q + g * self.target(index)
-        log_z = float(logsumexp(log_q - self.log_p0) - np.log(len(log_q)))
+        log_z = log_total(log_q - self.log_p0) - float(np.log(len(log_q)))
         self.log_q = log_q - log_z
         self.log_evidence = (1 - g) * self.log_evidence + log_z
         self.c *= 1 - g
@@ -54,9 +54,14 @@ class Dense:
         return prior + self.c @ self.log_likelihood
 
 
+def log_total(log_w: Any) -> float:
+    """log sum exp."""
+    return float(np.asarray(logsumexp(np.asarray(log_w, float))))
+
+
 def effective(log_w: np.ndarray) -> float:
     """Effective number of particles."""
-    return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
+    return float(np.exp(2 * log_total(log_w) - log_total(2 * log_w)))
 
 
 def apart(a: Any, b: Any) -> float:
@@ -88,10 +93,10 @@ class Loop:
         sizes, g = np.asarray(sizes), np.asarray(g)
         counts = np.full(len(sizes), int(self.state.count)) if counts is None else counts
 
-        def fill(values: Any, dtype: Any) -> np.ndarray:
+        def fill(values: Any, dtype: Any) -> jax.Array:
             out = np.zeros(self.length, dtype)
             out[: len(values)] = values
-            return out
+            return jnp.asarray(out)
 
         steps = Steps(
             fill(np.cumsum(sizes) - sizes, np.int32), fill(sizes, np.int32), fill(g, kind),

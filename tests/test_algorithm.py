@@ -20,7 +20,8 @@ TARGET = targets.linear()
 
 @cache
 def algorithm(**given: Any) -> Any:
-    return pmd.mirror_descent(TARGET.problem, num_data=N, **({"num_particles": M} | given))
+    arguments: dict[str, Any] = {"num_particles": M} | given
+    return pmd.mirror_descent(TARGET.problem, num_data=N, **arguments)
 
 
 def batch(index: np.ndarray, size: int | None = None) -> Batch:

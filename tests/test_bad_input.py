@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def test_kinds_of_arguments(given: Any, message: str) -> None:
 
 def test_the_problem_has_to_be_one() -> None:
     raises(InputTypeError, "problem must be a pmd.Problem, got function",
-           lambda: pmd.fit(normal, X))  # fmt: skip
+           lambda: pmd.fit(cast(Any, normal), X))  # fmt: skip
 
 
 # ------------------------------------------------------------------ data

@@ -124,7 +124,8 @@ def test_compensated_sum_keeps_what_rounding_loses() -> None:
     terms[0] = 1e7
 
     def add(carry: Any, x: Any) -> Any:
-        return compensated(*carry, x), None
+        total, rest = carry
+        return compensated(total, rest, x), None
 
     (kept, rest), _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), jnp.asarray(terms))
     # the rest is itself a float32 sum of 20,000 errors below half a unit in the last place, 0.5

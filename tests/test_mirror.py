@@ -1,7 +1,7 @@
 """The recursion: against dense NumPy, its guard, masks, precision, and one compilation."""
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,11 @@ def skewed_rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1.5, N)
     return x.astype(np.float32), rng.poisson(np.exp(0.4 + 0.5 * x)).astype(np.float32)
+
+
+def compiled() -> int:
+    """How many programs the loop was compiled to."""
+    return cast(Any, stretch)._cache_size()
 
 
 SIZES = [5, 7, 10, 13, 20, 33, 60]
@@ -327,7 +332,7 @@ def test_steps_can_be_scanned_and_vectorised() -> None:
 
 def test_one_compilation_for_all_batch_sizes_and_particle_numbers() -> None:
     loop = Loop(skewed().flat(), skewed_rows(), 20, length=9)
-    before = stretch._cache_size()
+    before = compiled()
     for count, sizes in [(20, [1]), (40, [3, 60]), (256, [60, 7, 2]), (5, [N])]:
         live = jnp.arange(256) < count
         loop.state = relocate(
@@ -335,7 +340,7 @@ def test_one_compilation_for_all_batch_sizes_and_particle_numbers() -> None:
             loop.state.log_prior, jnp.asarray(count, jnp.int32),
         )  # fmt: skip
         loop.run(order_of(sizes), sizes, [0.1] * len(sizes), floor=2.0, level=1.0)
-    assert stretch._cache_size() == before + 1
+    assert compiled() == before + 1
 
 
 def test_relocation_normalises_by_the_new_particles() -> None:
@@ -343,10 +348,8 @@ def test_relocation_normalises_by_the_new_particles() -> None:
     rng = np.random.default_rng(0)
     theta, log_q, log_p0 = rng.standard_normal((256, 2)), rng.standard_normal(256), np.zeros(256)
     count = jnp.asarray(25, jnp.int32)
-    state = relocate(
-        loop.state, *(jnp.asarray(a, jnp.float32) for a in (theta, log_q + 500, log_p0, log_p0)),
-        count,
-    )  # fmt: skip
+    points, q, p0 = (jnp.asarray(a, jnp.float32) for a in (theta, log_q + 500, log_p0))
+    state = relocate(loop.state, points, q, p0, p0, count)
     assert int(state.count) == 25
     assert np.isneginf(np.asarray(state.log_q)[25:]).all()
     assert float(jax.nn.logsumexp(log_weights(state)) - np.log(25)) == pytest.approx(0, abs=1e-4)

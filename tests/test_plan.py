@@ -17,7 +17,8 @@ def plan_of(num_data: int = 1000, dimension: int = 2, **given: Any) -> Plan:
         ["num_particles", "passes", "batch_size", "full_passes", "step_size", "density",
          "rejuvenate", "exact", "evaluations", "seconds"]
     )  # fmt: skip
-    return make_plan(num_data, dimension, **(nothing | {"replace": False} | given))
+    arguments: dict[str, Any] = nothing | {"replace": False} | given
+    return make_plan(num_data, dimension, **arguments)
 
 
 def all_steps(plan: Plan, chunk: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +221,7 @@ def test_arguments_of_another_kind(given: Any, message: str) -> None:
 def test_a_budget_decides_on_the_particles() -> None:
     few = plan_of(evaluations=500.0)
     assert few.passes == 3
-    assert 8 <= few.num_particles <= 500 / 3
+    assert 8 <= few.most_particles <= 500 / 3
     assert plan_of(evaluations=1e9).num_particles == 1500
     assert plan_of(evaluations=500.0, num_particles=70).num_particles == 70
 

@@ -67,7 +67,7 @@ def test_prior_and_its_draws() -> None:
     flat = regression_problem().flat()
     theta = np.asarray(flat.sample(jax.random.key(3), jnp.arange(4000)))
     prior = stats.norm.logpdf(theta).sum(axis=1)
-    np.testing.assert_allclose(flat.log_prior(theta), prior, atol=1e-5)
+    np.testing.assert_allclose(flat.log_prior(jnp.asarray(theta)), prior, atol=1e-5)
     assert flat.log_start is flat.log_prior
     # 4000 independent standard normals: means within 4.5 / sqrt(4000), six of them
     assert np.abs(theta.mean(axis=0)).max() < 4.5 / np.sqrt(4000)
@@ -250,7 +250,8 @@ def test_constraints_of_some_leaves_only() -> None:
     theta = np.asarray(flat.sample(jax.random.key(0), jnp.arange(100)), float)
     scale = np.exp(theta[:, 1])
     expected = stats.norm.logpdf(theta[:, 0]) + stats.gamma.logpdf(scale, 2, scale=1 / 3)
-    np.testing.assert_allclose(flat.log_prior(theta), expected + theta[:, 1], atol=2e-5)
+    vectors = jnp.asarray(theta, jnp.float32)
+    np.testing.assert_allclose(flat.log_prior(vectors), expected + theta[:, 1], atol=2e-5)
     row = jnp.asarray([0.7])
     likelihood = stats.norm.logpdf(0.7, theta[:, 0], scale)
-    np.testing.assert_allclose(flat.log_likelihood(theta, row)[0], likelihood, rtol=1e-4)
+    np.testing.assert_allclose(flat.log_likelihood(vectors, row)[0], likelihood, rtol=1e-4)
