@@ -27,7 +27,7 @@ class Budget:
         budget = self.plan.evaluations
         if budget is None:
             return np.inf
-        kept = 0.0 if self.plan.full_passes else min(AUDITED, budget / 2)
+        kept = 2.0 if self.plan.full_passes else min(AUDITED, budget / 2)
         return budget - kept - spent
 
     def ahead(self, visited: int) -> tuple[float, float]:

@@ -329,7 +329,9 @@ class Run:
         )  # fmt: skip
         self.moved(state, info)
         if follow:
-            self.count = self.mover.next_count(self.count, info.error)
+            wanted = self.mover.next_count(self.count, info.error)
+            # What a budget pays for is used: with few particles, fits and weights go astray.
+            self.count = max(wanted, self.count) if self.budget.limited else wanted
         self.record_move(info)
 
     def walk(self, count: int) -> None:
