@@ -230,12 +230,12 @@ def test_a_budget_pays_for_what_is_left() -> None:
     plan = plan_of(1000, evaluations=600.0, passes=3)  # one pass in minibatches, two full steps
     budget = Budget(plan, 100)
     assert budget.limited
-    assert budget.affordable(1000, 0.0, 0) == 400  # (600 - 2 x 100) / 1
+    assert budget.affordable(1000, 0.0, 0) == 398  # (600 - 2 - 2 x 100) / 1
     assert budget.affordable(50, 0.0, 0) == 50
-    assert budget.affordable(1000, 300.0, 1000) == 150  # 300 left for two full steps
-    assert budget.allowance(100.0, 500, 100) == pytest.approx(600 - 100 - 0.5 * 100 - 2 * 100)
-    assert budget.pays(600.0, 0.0)
-    assert not budget.pays(100.1, 500.0)
+    assert budget.affordable(1000, 300.0, 1000) == 149  # 298 left for two full steps
+    assert budget.allowance(100.0, 500, 100) == pytest.approx(598 - 100 - 0.5 * 100 - 2 * 100)
+    assert budget.pays(598.0, 0.0)
+    assert not budget.pays(98.1, 500.0)
     free = Budget(plan_of(), 100)
     assert not free.limited
     assert free.affordable(12345, 1e9, 0) == 12345

@@ -7,6 +7,7 @@ import numpy as np
 from pmd.moves import AUDITED
 from pmd.plan import Plan
 
+SCALED = 2.0  # evaluations that put the last particles on the scale of the pooled draws
 LEAST = 8  # particles; with fewer nothing can be fitted
 
 
@@ -23,11 +24,11 @@ class Budget:
         return self.plan.evaluations is not None
 
     def left(self, spent: float) -> float:
-        """Evaluations left, but for those that tell the noise of minibatches in the end."""
+        """Evaluations left, but for those of the end: the noise of minibatches, the pool's scale."""
         budget = self.plan.evaluations
         if budget is None:
             return np.inf
-        kept = 2.0 if self.plan.full_passes else min(AUDITED, budget / 2)
+        kept = SCALED if self.plan.full_passes else min(AUDITED, budget / 2)
         return budget - kept - spent
 
     def ahead(self, visited: int) -> tuple[float, float]:
