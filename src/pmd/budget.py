@@ -24,7 +24,7 @@ class Budget:
         return self.plan.evaluations is not None
 
     def left(self, spent: float) -> float:
-        """Evaluations left, but for those of the end: the noise of minibatches, the pool's scale."""
+        """Evaluations left, but for those of the end: minibatch noise, the pool's scale."""
         budget = self.plan.evaluations
         if budget is None:
             return np.inf
